@@ -1,0 +1,62 @@
+"""Block-managed storage of keys and values, used for the target and for the head's context alike."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jetspec.errors import JetSpecError
+
+
+class KVCache:
+    """Keys and values of several layers: ``keys[layer]``, ``values[layer]`` are [num_slots, kv_heads, head_dim].
+
+    A slot holds one token; block b is the slots b * block_size to (b + 1) * block_size - 1. Which block belongs to
+    which sequence is the caller's business. ``shapes`` gives (kv_heads, head_dim) for each layer.
+    """
+
+    def __init__(
+        self,
+        shapes: list[tuple[int, int]],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise JetSpecError(f"num_blocks ({num_blocks}) and block_size ({block_size}) must be at least 1")
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_slots = num_blocks * block_size
+        self.dtype, self.device = dtype, torch.device(device)
+        self.keys = [self._pool(shape) for shape in shapes]
+        self.values = [self._pool(shape) for shape in shapes]
+
+    def _pool(self, shape: tuple[int, int]) -> Tensor:
+        return torch.zeros(self.num_slots, *shape, dtype=self.dtype, device=self.device)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.keys)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes one block takes over all layers, keys and values."""
+        pools = self.keys + self.values
+        return sum(pool[0].numel() * pool.element_size() for pool in pools) * self.block_size
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [n, kv_heads, head_dim] at slots [n]."""
+        self.keys[layer].index_copy_(0, slots, k)
+        self.values[layer].index_copy_(0, slots, v)
+
+    def read(self, layer: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """k, v [n, kv_heads, head_dim] at slots [n]; a slice of slots is read as a view, without a copy."""
+        if isinstance(slots, slice):
+            return self.keys[layer][slots], self.values[layer][slots]
+        return self.keys[layer].index_select(0, slots), self.values[layer].index_select(0, slots)
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Copy slots src [n] to dst [n] in every layer; the two may overlap (all is gathered before it is written)."""
+        src, dst = src.to(self.device), dst.to(self.device)
+        for pool in self.keys + self.values:
+            pool.index_copy_(0, dst, pool.index_select(0, src))

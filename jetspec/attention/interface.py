@@ -1,0 +1,134 @@
+"""The bridge to transformers: an attention implementation that hands every layer's q, k, v to a row attention.
+
+A model whose attention implementation is ROWS is called with the extra keyword ``row_attention``, a function
+``(q, k, v, *, layer, scaling, window, softcap, sinks) -> output`` on flat rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from jetspec.errors import JetSpecError
+
+ROWS = "jetspec_rows"
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+# Keywords that reach the attention function and say nothing about what it computes for flat rows.
+WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "is_causal", "dropout"}
+
+
+class LayerAttention(NamedTuple):
+    """What one decoder layer asks of its attention, seen in a probe."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+def attention_over_rows(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    row_attention: Any = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every layer: query [1, heads, rows, hd] -> ([1, rows, heads, hd], None).
+
+    Raises JetSpecError, naming the keyword, for anything that would change the result and is not honoured.
+    """
+    name = type(module).__name__
+    if row_attention is None:
+        raise JetSpecError(f"{name}: a model with attention {ROWS!r} is called through jetspec.target.Target.forward")
+    if attention_mask is not None:
+        raise JetSpecError(f"{name}: attention_mask is given; JetSpec's rows carry their own mask")
+    if getattr(module, "is_cross_attention", False):
+        raise JetSpecError(f"{name}: cross attention is not supported; use a decoder-only model")
+    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+        raise JetSpecError(f"{name}: is_causal is False; JetSpec needs a causal model")
+    if others.get("dropout"):
+        raise JetSpecError(f"{name}: dropout is {others['dropout']}; put the model in eval mode")
+    for keyword, given in others.items():
+        if keyword not in WITHOUT_EFFECT and given is not None and given is not False:
+            raise JetSpecError(f"{name}: the attention keyword {keyword!r} is not supported by JetSpec")
+    if key.shape[-1] != value.shape[-1]:
+        raise JetSpecError(f"{name}: keys of width {key.shape[-1]} with values of {value.shape[-1]} are not supported")
+    output = row_attention(
+        *(x[0].transpose(0, 1) for x in (query, key, value)),
+        layer=module.layer_idx,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output.unsqueeze(0), None
+
+
+def no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mask transformers would build: none, rows carry their own."""
+
+
+AttentionInterface.register(ROWS, attention_over_rows)
+AttentionMaskInterface.register(ROWS, no_mask)
+
+
+def use_row_attention(model: PreTrainedModel) -> None:
+    """Switch a built model to row attention. Raises JetSpecError where its kind of attention is not supported."""
+    config, name = model.config.get_text_config(decoder=True), type(model).__name__
+    if model.config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        raise JetSpecError(f"{name} is an encoder-decoder model; use a decoder-only model")
+    if getattr(config, "use_bidirectional_attention", None) or not getattr(config, "is_causal", True):
+        raise JetSpecError(f"{name} attends in both directions; use a causal model")
+    unknown = sorted(set(getattr(config, "layer_types", None) or []) - LAYER_TYPES)
+    if unknown:
+        raise JetSpecError(f"{name} has layer_types {unknown}; JetSpec supports {sorted(LAYER_TYPES)}")
+    model.set_attn_implementation(ROWS)
+    if config._attn_implementation != ROWS:
+        raise JetSpecError(f"{name} does not follow transformers' attention interface and is not supported")
+
+
+@torch.inference_mode()
+def probe_layers(model: PreTrainedModel, num_layers: int) -> list[LayerAttention]:
+    """Run one token to see what each layer asks of its attention.
+
+    Raises JetSpecError where a layer never calls it (a Mamba layer, say) or a sliding layer does not name its window.
+    """
+    seen: dict[int, LayerAttention] = {}
+
+    def record(q: Tensor, k: Tensor, v: Tensor, *, layer: int, window: int | None, **_: Any) -> Tensor:
+        if layer in seen:
+            raise JetSpecError(f"{type(model).__name__}: layer {layer} attends more than once; this is not supported")
+        seen[layer] = LayerAttention(k.shape[1], k.shape[2], window)
+        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    model(input_ids=zero, position_ids=zero, use_cache=False, row_attention=record)
+    missing = sorted(set(range(num_layers)) - seen.keys())
+    if missing:
+        raise JetSpecError(f"{type(model).__name__}: layers {missing} do not use attention; this is not supported")
+    layers = [seen[layer] for layer in range(num_layers)]
+    check_windows(model, layers)
+    return layers
+
+
+def check_windows(model: PreTrainedModel, layers: list[LayerAttention]) -> None:
+    """Raise JetSpecError where the config says a layer has a sliding window and its attention call does not."""
+    layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
+    for index, (layer_type, layer) in enumerate(zip(layer_types, layers)):
+        if (layer_type == "sliding_attention") != (layer.window is not None):
+            raise JetSpecError(
+                f"{type(model).__name__}: layer {index} is of type {layer_type!r} but its attention has "
+                f"sliding_window={layer.window}; this is not supported"
+            )

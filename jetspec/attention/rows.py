@@ -1,0 +1,167 @@
+"""Rows: the one batch type. A prompt chunk is a chain of rows, plain decoding one row, a draft a tree of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from jetspec.errors import JetSpecError
+from jetspec.tree.mask import ancestor_mask, chain_parents
+
+SlotIndex = slice | Tensor
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The new rows of one sequence: rows ``start`` to ``stop`` of the batch.
+
+    ``context_len`` committed tokens (positions 0 to ``context_len - 1``) are seen by every row.
+    ``slots`` [context_len + stop - start] int64 are the pool slots of the context, then of the new rows.
+    """
+
+    start: int
+    stop: int
+    context_len: int
+    slots: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+
+class SegmentPlan(NamedTuple):
+    """What attention needs for one segment, the same in every layer of one window size."""
+
+    keys: SlotIndex  # pool slots of the keys, in order
+    bias: Tensor | None  # [num_rows, num_keys] added to the scores; None where every row sees every key
+
+
+@dataclass
+class RowBatch:
+    """New rows of several sequences, flat: the rows of one sequence lie consecutively.
+
+    token_ids [rows] int64; positions [rows] int64, absolute in the row's sequence; parents [rows] int64 on the CPU,
+    the parent's index within the segment, or -1 where the parent is the committed prefix (a parent comes before its
+    children). Raises JetSpecError where these do not fit together.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    parents: Tensor
+    segments: list[Segment]
+    _cache: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.parents = self.parents.cpu()
+        check_rows(self)
+
+    def __len__(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_ids.device
+
+    def to(self, device: torch.device | str) -> RowBatch:
+        """The same rows with ids and positions on `device`; slots stay where they are until they are indexed with."""
+        if self.device == torch.device(device) == self.positions.device:
+            return self
+        return replace(self, token_ids=self.token_ids.to(device), positions=self.positions.to(device))
+
+    @property
+    def slot_mapping(self) -> Tensor:
+        """[rows] int64: the pool slot each row's K/V is written to."""
+        if "slot_mapping" not in self._cache:
+            new_slots = [segment.slots[segment.context_len :] for segment in self.segments]
+            self._cache["slot_mapping"] = torch.cat(new_slots).to(self.device)
+        return self._cache["slot_mapping"]
+
+    def mask(self, segment_index: int, window: int | None = None) -> Tensor:
+        """Bool [n, context_len + n], True where a row may attend: the context, its ancestors and itself.
+
+        With a sliding window w, a row at position p sees only key positions greater than p - w.
+        """
+        key = ("mask", segment_index, window)
+        if key not in self._cache:
+            self._cache[key] = self._build_mask(self.segments[segment_index], window)
+        return self._cache[key]
+
+    def plan(self, segment_index: int, window: int | None, dtype: torch.dtype) -> SegmentPlan:
+        """Key slots and additive mask of one segment, built once per forward and shared by all layers."""
+        key = ("plan", segment_index, window, dtype)
+        if key not in self._cache:
+            self._cache[key] = self._build_plan(segment_index, window, dtype)
+        return self._cache[key]
+
+    def _build_mask(self, segment: Segment, window: int | None) -> Tensor:
+        n, context_len = segment.num_rows, segment.context_len
+        ancestors = visibility(self.parents[segment.start : segment.stop])
+        context = torch.ones(n, context_len, dtype=torch.bool)
+        mask = torch.cat([context, ancestors], dim=1).to(self.device)
+        if window is None:
+            return mask
+        rows = self.positions[segment.start : segment.stop]
+        keys = torch.cat([torch.arange(context_len, device=self.device), rows])
+        return mask & (keys[None, :] > rows[:, None] - window)
+
+    def _build_plan(self, segment_index: int, window: int | None, dtype: torch.dtype) -> SegmentPlan:
+        segment = self.segments[segment_index]
+        total = segment.context_len + segment.num_rows
+        if window is not None and window >= total:
+            return self.plan(segment_index, None, dtype)
+        # A row's position is at least context_len, so keys at or before context_len - window are out of its sight.
+        first = 0 if window is None else max(0, segment.context_len - window + 1)
+        keys = slot_index(segment.slots[first:], self.device)
+        if segment.num_rows == 1:
+            return SegmentPlan(keys, None)
+        visible = self.mask(segment_index, window)[:, first:]
+        bias = torch.zeros(visible.shape, dtype=dtype, device=self.device)
+        return SegmentPlan(keys, bias.masked_fill_(~visible, float("-inf")))
+
+
+def visibility(parents: Tensor) -> Tensor:
+    """Bool [n, n]: row i sees row j where j is i or an ancestor of i; a chain (a prompt chunk) takes a short cut."""
+    n = parents.shape[0]
+    if torch.equal(parents, chain_parents(n)):
+        return torch.ones(n, n, dtype=torch.bool).tril_()
+    return ancestor_mask(parents)
+
+
+def slot_index(slots: Tensor, device: torch.device) -> SlotIndex:
+    """A slice where the slots are one increasing run (read as a view, no copy), else the slots on `device`.
+
+    Slots already on an accelerator are not inspected: that would wait for it.
+    """
+    n = slots.shape[0]
+    if slots.device.type == "cpu" and n:
+        first = int(slots[0])
+        if int(slots[-1]) - first == n - 1 and torch.equal(slots, torch.arange(first, first + n)):
+            return slice(first, first + n)
+    return slots.to(device)
+
+
+def check_rows(batch: RowBatch) -> None:
+    """Raise JetSpecError unless ids, positions, parents, segments and slots fit together."""
+    rows = batch.token_ids.shape[0]
+    for name in ("token_ids", "positions", "parents"):
+        tensor = getattr(batch, name)
+        if tensor.dtype != torch.int64 or tensor.shape != (rows,):
+            raise JetSpecError(f"RowBatch.{name} must be int64 [{rows}], not {tensor.dtype} {list(tensor.shape)}")
+    expected_start = 0
+    for index, segment in enumerate(batch.segments):
+        if segment.start != expected_start or segment.stop <= segment.start:
+            raise JetSpecError(f"RowBatch.segments[{index}] must start at row {expected_start} and hold a row or more")
+        keys = segment.context_len + segment.num_rows
+        if segment.context_len < 0 or segment.slots.shape != (keys,):
+            raise JetSpecError(f"RowBatch.segments[{index}].slots must hold context_len + rows = {keys} slots")
+        expected_start = segment.stop
+    if expected_start != rows:
+        raise JetSpecError(f"RowBatch.segments cover {expected_start} of {rows} rows; they must cover all of them")
+    starts = torch.tensor([segment.start for segment in batch.segments], dtype=torch.int64)
+    sizes = torch.tensor([segment.num_rows for segment in batch.segments], dtype=torch.int64)
+    index_in_segment = torch.arange(rows) - starts.repeat_interleave(sizes)
+    if bool(((batch.parents >= index_in_segment) | (batch.parents < -1)).any()):
+        raise JetSpecError("RowBatch.parents must be -1 or the index of an earlier row of the same segment")

@@ -1,0 +1,141 @@
+"""What the commands share: options, consoles, loading, prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from jetspec.errors import JetSpecError
+
+if TYPE_CHECKING:
+    from jetspec.head import DraftHead
+    from jetspec.llm import LLM
+    from jetspec.target import Target
+
+#: What the commands use where no target is named: the model whose head ships with the package.
+DEFAULT_TARGET = "smollm2-135m"
+
+TargetOption = Annotated[
+    str, typer.Option("--target", "-t", help="Target model: alias, hub id, directory or .gguf file.")
+]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        "-d",
+        help="Draft head: alias, hub id or directory. Without it the head shipped for the target.",
+        show_default=False,
+    ),
+]
+BudgetOption = Annotated[int, typer.Option("--tree-budget", min=1, help="Rows of a verify forward, root included.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+ChatOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw", help="Use the chat template, or the prompt as it is; by default where the target has one."
+    ),
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option("--prompts", "-f", help="File of prompts: one a line, or .jsonl with a field prompt or question."),
+]
+
+#: Results. Progress and messages go to `messages`, so that stdout can be piped.
+results = Console()
+messages = Console(stderr=True)
+
+
+def fail(message: str) -> typer.Exit:
+    """Print one line of error; raise what it returns."""
+    messages.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True, style="red")
+    return typer.Exit(1)
+
+
+def print_json(data: Any) -> None:
+    """One JSON object on one line of stdout."""
+    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def load_model(target: str, *, device: str, dtype: str) -> Target:
+    """Load a target, without transformers' own progress bars and advice."""
+    with messages.status(f"loading {target}"):
+        from transformers.utils import logging
+
+        from jetspec.target import load_target
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        return load_target(target, device=device, dtype=dtype)
+
+
+def load_pair(target: str, draft: str | None, *, device: str, dtype: str) -> tuple[Target, DraftHead]:
+    """Load a target and its head: the one named, else the one shipped under the target's alias.
+
+    Raises:
+        JetSpecError: no head is named and none is shipped, or either cannot be loaded.
+    """
+    from jetspec.head import load_head, shipped_heads
+
+    if draft is None and target not in shipped_heads():
+        raise JetSpecError(f"--draft: no head is shipped for target {target!r}; name one (`generate` also takes none)")
+    model = load_model(target, device=device, dtype=dtype)
+    return model, load_head(draft or target, device=model.device, dtype=model.dtype)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Prompts of a text file (one a line) or a JSON-lines file (field `prompt` or `question`).
+
+    Raises:
+        JetSpecError: the file cannot be read, holds no prompt, or a line of it is not as described.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JetSpecError(f"cannot read prompts from {path}: {error}") from error
+    prompts = [line for line in lines if line.strip()]
+    if path.suffix == ".jsonl":
+        prompts = [_prompt_of(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise JetSpecError(f"{path} holds no prompts")
+    return prompts
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise JetSpecError(f"{where}: not valid JSON: {error}") from error
+    found = [record[k] for k in ("prompt", "question") if isinstance(record, dict) and isinstance(record.get(k), str)]
+    if not found:
+        raise JetSpecError(f"{where}: a text under 'prompt' or 'question' is needed")
+    return found[0]
+
+
+def encode_prompts(llm: LLM, prompts: Sequence[str], chat: bool | None) -> list[list[int]]:
+    """Token ids of each prompt, through the chat template where asked for or, with `chat=None`, where there is one."""
+    if chat is None:
+        chat = getattr(llm.target.tokenizer, "chat_template", None) is not None
+    if not chat:
+        return [llm.encode(p) for p in prompts]
+    rendered = [llm.render_chat([{"role": "user", "content": p}]) for p in prompts]
+    return [llm.encode(text, add_special_tokens=False) for text in rendered]
+
+
+def token_text(llm: LLM, token: int) -> str:
+    """A token as quoted text, with control characters escaped."""
+    return json.dumps(llm.target.tokenizer.decode([token]), ensure_ascii=False)
+
+
+def describe(llm: LLM) -> str:
+    """Target, head, number type and device in a few words."""
+    dtype = str(llm.target.dtype).removeprefix("torch.")
+    return f"{llm.target.name}, {dtype} on {llm.target.device}"

@@ -1,0 +1,204 @@
+"""The draft head: from the target's hidden states and a block of mask tokens to the hidden states of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from jetspec.attention.cache import KVCache
+from jetspec.attention.reference import attend
+from jetspec.attention.rows import slot_index
+from jetspec.errors import JetSpecError
+from jetspec.head.config import HeadConfig
+from jetspec.head.layers import HeadLayer, Rotary
+from jetspec.head.masks import block_mask, context_mask
+
+if TYPE_CHECKING:
+    from jetspec.target import Target
+
+KeysValues = tuple[Tensor, Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class DraftHead(nn.Module):
+    """n decoder layers over blocks `[anchor, MASK, ..]`; embedding and lm_head are the target's.
+
+    Queries come from the block; keys and values from the fused context of the committed tokens before the anchor,
+    then from the block itself. The context's keys and values are computed once per committed token.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(config.num_taps * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        layers = nn.ModuleList(HeadLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = cast("list[HeadLayer]", layers)
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config)
+
+    @classmethod
+    def from_target(cls, target: Target, **options: Any) -> DraftHead:
+        """A fresh head that fits `target`; see `jetspec.head.initialize.head_for_target` for the options."""
+        from jetspec.head.initialize import head_for_target
+
+        return head_for_target(target, **options)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.fc.weight.device
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes of context keys and values that one committed token takes."""
+        config = self.config
+        numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        return numbers * self.dtype.itemsize
+
+    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """Storage for context keys and values, addressed by the target's own block tables."""
+        shape = (self.config.num_key_value_heads, self.config.head_dim)
+        return KVCache([shape] * self.config.num_hidden_layers, num_blocks, block_size, self.dtype, self.device)
+
+    def context(self, taps: Tensor) -> Tensor:
+        """Tapped hidden states [n, num_taps * hidden] -> fused context [n, hidden]."""
+        return self.hidden_norm(self.fc(taps.to(self.dtype)))
+
+    def context_kv(self, context: Tensor, positions: Tensor) -> list[KeysValues]:
+        """Fused context [n, hidden] at positions [n] -> per layer, keys and values [n, kv_heads, head_dim]."""
+        rotation = self.rotary(positions, self.dtype)
+        return [layer.self_attn.keys_values(context, rotation) for layer in self.layers]
+
+    @torch.inference_mode()
+    def extend(self, taps: Tensor, positions: Tensor, slots: Tensor, cache: KVCache) -> None:
+        """Write the context of newly committed tokens: taps [n, num_taps * hidden], positions [n], slots [n]."""
+        for layer, (keys, values) in enumerate(self.context_kv(self.context(taps), positions)):
+            cache.write(layer, slots, keys, values)
+
+    @torch.inference_mode()
+    def forward_blocks(
+        self, embeds: Tensor, positions: Tensor, context_slots: Sequence[Tensor], cache: KVCache
+    ) -> Tensor:
+        """Draft one block for each of S sequences.
+
+        embeds [S, B, hidden] is the target's embedding of `[anchor, MASK, ..]`, positions [S, B] starts at the anchor's
+        own position t, and context_slots[s] [t] names the slots of the committed tokens 0 .. t - 1 before it.
+        Returns hidden states [S, B, hidden], ready for the target's lm_head. Nothing is written to the cache.
+        Raises JetSpecError where the shapes do not fit together.
+        """
+        sequences, length, _ = embeds.shape
+        if positions.shape != (sequences, length) or len(context_slots) != sequences:
+            raise JetSpecError(
+                f"embeds hold {sequences} blocks of {length}, but positions have shape {tuple(positions.shape)} "
+                f"and there are {len(context_slots)} context_slots"
+            )
+        masks = {window: self._masks(positions, context_slots, window) for window in set(self.config.windows)}
+
+        slots = [slot_index(one, cache.device) for one in context_slots]
+
+        def attend_context(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            blocks = zip(q.split(length), k.split(length), v.split(length), strict=True)
+            attended = []
+            for sequence, (block_q, block_k, block_v) in enumerate(blocks):
+                past_k, past_v = cache.read(layer, slots[sequence])
+                mask = masks[self.config.windows[layer]][sequence]
+                keys, values = torch.cat((past_k, block_k)), torch.cat((past_v, block_v))
+                attended.append(attend(block_q, keys, values, mask, self._scaling, None, None))
+            return torch.cat(attended)
+
+        return self._decode(embeds, positions, attend_context)
+
+    def forward_train(
+        self,
+        context: Tensor,
+        block_embeds: Tensor,
+        anchors: Tensor,
+        *,
+        lengths: Sequence[int] | None = None,
+        block_sequences: Tensor | None = None,
+    ) -> Tensor:
+        """Many blocks of known sequences at once, differentiably; equal to `forward_blocks`.
+
+        context [T, hidden] is the fused context of whole sequences laid end to end, of `lengths` rows each (None: one
+        sequence). block_embeds [A, B, hidden]; anchors [A] are positions in the sequences block_sequences [A] (needed
+        with several sequences). Block a sees the context before its anchor, in its own sequence only, and itself.
+        Returns hidden states [A, B, hidden]. Raises JetSpecError where the shapes do not fit together.
+        """
+        blocks, length, _ = block_embeds.shape
+        lengths = [len(context)] if lengths is None else list(lengths)
+        if sum(lengths) != len(context):
+            raise JetSpecError(f"lengths add up to {sum(lengths)}, but the context has {len(context)} rows")
+        if block_sequences is None:
+            if len(lengths) > 1:
+                raise JetSpecError("block_sequences is needed where the context holds several sequences")
+            block_sequences = torch.zeros_like(anchors)
+        if len(anchors) != blocks or len(block_sequences) != blocks:
+            raise JetSpecError(
+                f"there are {blocks} blocks, {len(anchors)} anchors and {len(block_sequences)} block_sequences"
+            )
+        positions = anchors[:, None] + torch.arange(length, device=anchors.device)
+        context_positions = torch.cat([torch.arange(n, device=anchors.device) for n in lengths])
+        owners = torch.arange(len(lengths), device=anchors.device).repeat_interleave(
+            torch.tensor(lengths, device=anchors.device), output_size=len(context)
+        )
+        own = (owners == block_sequences[:, None])[:, None]
+        past = self.context_kv(context, context_positions)
+        # The rows of other blocks are masked, not skipped; small groups keep that waste below the context's own size.
+        group = max(1, len(context) // length)
+        masks = {
+            window: [
+                torch.cat((context_mask(p, context_positions, window) & o, self._own_block_mask(p, window)), dim=-1)
+                for p, o in zip(positions.split(group), own.split(group), strict=True)
+            ]
+            for window in set(self.config.windows)
+        }
+
+        def attend_context(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            rows = zip(*(x.split(group * length) for x in (q, k, v)), strict=True)
+            attended = []
+            for mask, (block_q, block_k, block_v) in zip(masks[self.config.windows[layer]], rows, strict=True):
+                keys, values = torch.cat((past[layer][0], block_k)), torch.cat((past[layer][1], block_v))
+                attended.append(attend(block_q, keys, values, mask.flatten(0, 1), self._scaling, None, None))
+            return torch.cat(attended)
+
+        return self._decode(block_embeds, positions, attend_context)
+
+    @property
+    def _scaling(self) -> float:
+        return self.config.head_dim**-0.5
+
+    def _decode(self, embeds: Tensor, positions: Tensor, attend_context: Attend) -> Tensor:
+        """Run the layers over all block rows at once; `attend_context` is what differs between use and training."""
+        x = embeds.flatten(0, 1).to(self.dtype)
+        rotation = self.rotary(positions.flatten(), self.dtype)
+        for index, layer in enumerate(self.layers):
+            y = layer.input_layernorm(x)
+            q = layer.self_attn.queries(y, rotation)
+            k, v = layer.self_attn.keys_values(y, rotation)
+            x = layer.finish(x, attend_context(index, q, k, v))
+        return self.norm(x).view(embeds.shape).to(embeds.dtype)
+
+    def _masks(self, positions: Tensor, context_slots: Sequence[Tensor], window: int | None) -> list[Tensor | None]:
+        """For each sequence, bool [B, context + B], or None where every row sees everything."""
+        if window is None and not self.config.causal:
+            return [None] * len(context_slots)
+        within = block_mask(positions, self.config.causal, window)
+        before = [
+            context_mask(positions[s], torch.arange(len(slots), device=positions.device), window)
+            for s, slots in enumerate(context_slots)
+        ]
+        return [torch.cat((context, block), dim=-1) for context, block in zip(before, within, strict=True)]
+
+    def _own_block_mask(self, positions: Tensor, window: int | None) -> Tensor:
+        """positions [A, B] -> bool [A, B, A * B]: a row sees rows of its own block only."""
+        blocks, length = positions.shape
+        same = torch.eye(blocks, dtype=torch.bool, device=positions.device)[:, None, :, None]
+        within = block_mask(positions, self.config.causal, window)[:, :, None, :]
+        return (same & within).reshape(blocks, length, blocks * length)

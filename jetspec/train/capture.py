@@ -1,0 +1,199 @@
+"""Capture: the target answers the prompts, and what the draft head will see of it is stored.
+
+Prompts are taken ``shard_sequences`` at a time; a shard is written when all of its sequences are finished, so memory
+holds one shard at most and a killed capture goes on after the last whole shard. A shard's content depends on its prompts
+alone, not on where the capture was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from jetspec.engine import Committed, Engine, Observer
+from jetspec.errors import JetSpecError
+from jetspec.sampling import SamplingParams
+from jetspec.target import Target
+from jetspec.train.files import write_atomically
+from jetspec.train.prompts import Prompt
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """What decides the content of a capture, beside target and prompts."""
+
+    tap_layers: tuple[int, ...]
+    max_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+    shard_sequences: int = 128
+
+
+def capture(
+    target: Target,
+    prompts: Sequence[Prompt],
+    folder: str | Path,
+    settings: CaptureSettings,
+    *,
+    max_running: int = 64,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Fill ``folder`` with the shards of ``prompts``, going on where an earlier call stopped.
+
+    ``on_progress`` is called with (sequences done, sequences in all).
+
+    Raises:
+        JetSpecError: ``folder`` holds a capture of another target, other prompts or other settings; a prompt does not fit
+            the target.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = _fingerprint(target, prompts, settings)
+    index = _open_index(folder, wanted)
+    _check_prompts(target, prompts)
+    size = settings.shard_sequences
+    for number in range(len(index["shards"]), -(-len(prompts) // size)):
+        first = number * size
+        if on_progress is not None:
+            on_progress(first, len(prompts))
+        file = f"shard-{number:05d}.safetensors"
+        recorded = _run(target, prompts[first : first + size], first, settings, max_running, on_progress, len(prompts))
+        write_atomically(folder / file, save(_pack(recorded)))
+        index["shards"].append({"file": file, "lengths": [len(r.token_ids) for r in recorded]})
+        index["shards"][-1]["loss_starts"] = [r.loss_start for r in recorded]
+        write_atomically(folder / INDEX, json.dumps(index).encode())
+    if on_progress is not None:
+        on_progress(len(prompts), len(prompts))
+
+
+@dataclass
+class _Recorded:
+    """One finished sequence; the last token has no row, as nothing follows it."""
+
+    token_ids: list[int]  # [T]
+    loss_start: int
+    taps: Tensor  # [T - 1, num_taps * hidden] bfloat16
+    hidden: Tensor  # [T - 1, hidden] bfloat16
+
+
+class _Recorder(Observer):
+    """Collects the rows of each request as they become final."""
+
+    def __init__(self) -> None:
+        self.taps: dict[str, list[Tensor]] = defaultdict(list)
+        self.hidden: dict[str, list[Tensor]] = defaultdict(list)
+
+    def committed(self, rows: Committed) -> None:
+        assert rows.taps is not None
+        assert rows.hidden is not None
+        if rows.token_ids:
+            self.taps[rows.request_id].append(rows.taps.to("cpu", torch.bfloat16))
+            self.hidden[rows.request_id].append(rows.hidden.to("cpu", torch.bfloat16))
+
+    def take(self, request_id: str, token_ids: list[int], loss_start: int) -> _Recorded:
+        taps, hidden = torch.cat(self.taps.pop(request_id)), torch.cat(self.hidden.pop(request_id))
+        rows = len(token_ids) - 1
+        return _Recorded(token_ids, loss_start, taps[:rows], hidden[:rows])
+
+
+@torch.inference_mode()
+def _run(
+    target: Target,
+    prompts: Sequence[Prompt],
+    first: int,
+    settings: CaptureSettings,
+    max_running: int,
+    on_progress: Callable[[int, int], None] | None,
+    total: int,
+) -> list[_Recorded]:
+    """Answer ``prompts``, whose numbers start at ``first``, and return them in order."""
+    recorder = _Recorder()
+    engine = Engine(
+        target, tap_layers=settings.tap_layers, want_hidden=True, observer=recorder, max_running=max_running
+    )
+    done: dict[int, _Recorded] = {}
+    for number, prompt in enumerate(prompts):
+        if prompt.response_ids is None:
+            seed = first + number + (settings.seed << 32)
+            params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens, seed=seed)
+            engine.add(str(number), prompt.token_ids, params)
+        else:
+            # The answer is known: one pass over it, and the token that the engine adds is not kept.
+            known = prompt.token_ids + prompt.response_ids
+            engine.add(str(number), known[: target.max_context - 1], SamplingParams(temperature=0.0, max_tokens=1))
+    while engine.has_work:
+        finished = [output.sequence for output in engine.step() if output.finished]
+        for sequence in finished:
+            number = int(sequence.request_id)
+            prompt = prompts[number]
+            token_ids = sequence.token_ids if prompt.response_ids is None else sequence.prompt_ids
+            done[number] = recorder.take(sequence.request_id, list(token_ids), len(prompt.token_ids))
+        if finished and on_progress is not None:
+            on_progress(first + len(done), total)
+    return [done[number] for number in range(len(prompts))]
+
+
+def _pack(recorded: list[_Recorded]) -> dict[str, Tensor]:
+    """Sequences laid end to end; where one starts follows from the lengths in the index."""
+    return {
+        "token_ids": torch.tensor([t for r in recorded for t in r.token_ids], dtype=torch.int32),
+        "taps": torch.cat([r.taps for r in recorded]),
+        "hidden": torch.cat([r.hidden for r in recorded]),
+    }
+
+
+def _check_prompts(target: Target, prompts: Sequence[Prompt]) -> None:
+    for number, prompt in enumerate(prompts, 1):
+        ids = (*prompt.token_ids, *(prompt.response_ids or ()))
+        if not ids or max(ids) >= target.vocab_size:
+            raise JetSpecError(f"training prompt {number}: holds ids outside the target's vocabulary of {target.vocab_size}")
+        if len(prompt.token_ids) > target.max_context - 2:
+            raise JetSpecError(
+                f"training prompt {number}: {len(prompt.token_ids)} tokens, the target's context holds "
+                f"{target.max_context} with an answer; shorten or remove it"
+            )
+
+
+def _open_index(folder: Path, wanted: dict[str, str]) -> dict[str, Any]:
+    path = folder / INDEX
+    if not path.exists():
+        return {"fingerprint": wanted, "shards": []}
+    index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in wanted.items():
+        if index["fingerprint"].get(name) != value:
+            raise JetSpecError(f"{folder} holds a capture with another {name}; give a new output directory")
+    return index
+
+
+def _fingerprint(target: Target, prompts: Sequence[Prompt], settings: CaptureSettings) -> dict[str, str]:
+    """What a capture depends on, by name: digests of the target and the prompts, and the settings themselves."""
+    return {
+        "target": _target_digest(target),
+        "prompts": _digest(repr([(p.token_ids, p.response_ids) for p in prompts]).encode()),
+        **{name: repr(value) for name, value in vars(settings).items()},
+    }
+
+
+def _target_digest(target: Target) -> str:
+    """Of a sample of every weight: a loaded model has no other identity."""
+    state = hashlib.blake2b(digest_size=16)
+    for name, weight in target.model.state_dict().items():
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 256)].float().cpu()
+        state.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
+    return state.hexdigest()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

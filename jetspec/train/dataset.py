@@ -1,0 +1,62 @@
+"""Reading what ``capture`` stored, one sequence at a time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from jetspec.train.capture import INDEX
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One sequence of T tokens and the target's states at all but the last."""
+
+    token_ids: Tensor  # [T] int64
+    loss_start: int  # position of the first token of the answer
+    taps: Tensor  # [T - 1, num_taps * hidden]
+    hidden: Tensor  # [T - 1, hidden], after the final norm
+
+
+class CapturedSequences:
+    """The sequences of a capture, in prompt order. States stay on disk, mapped, until a sequence is asked for."""
+
+    def __init__(self, folder: str | Path) -> None:
+        index = json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))
+        self.lengths: list[int] = []
+        self.loss_starts: list[int] = []
+        self._places: list[tuple[Any, int, int]] = []  # file, first token, first row
+        self._files: list[Any] = []
+        for shard in index["shards"]:
+            file = safe_open(Path(folder) / shard["file"], framework="pt")
+            self._files.append(file)
+            starts = [0, *accumulate(shard["lengths"])]
+            self._places += [(file, start, start - n) for n, start in enumerate(starts[:-1])]
+            self.lengths += shard["lengths"]
+            self.loss_starts += shard["loss_starts"]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, index: int, rows: int | None = None) -> Captured:
+        """Sequence ``index``, with the taps of its first ``rows`` positions only where given."""
+        file, token, row = self._places[index]
+        length = self.lengths[index]
+        last = length - 1 if rows is None else min(rows, length - 1)
+        return Captured(
+            file.get_slice("token_ids")[token : token + length].long(),
+            self.loss_starts[index],
+            file.get_slice("taps")[row : row + last],
+            file.get_slice("hidden")[row : row + length - 1],
+        )
+
+    def distinct_tokens(self) -> Tensor:
+        """Ids that occur anywhere in the capture, in order. [n] int64."""
+        return torch.cat([file.get_tensor("token_ids").unique() for file in self._files]).unique().long()

@@ -1,0 +1,169 @@
+"""The training loss: forward KL from the target's distribution to the draft head's, through the target's lm_head.
+
+A row of logits is as wide as the vocabulary, so the loss never keeps one. With q the draft's distribution, p the
+target's and W the lm_head, the loss of a row is ``sum p log p - (p @ W) . h + logsumexp(W h)`` and its gradient with
+respect to the draft's hidden state h is ``q @ W - p @ W``. So the target contributes one vector of hidden size and one
+number per position, shared by all blocks that overlap there, and the draft's logits live only chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jetspec.attention import RowBatch, Segment
+from jetspec.errors import JetSpecError
+from jetspec.target import Target
+
+#: Bytes of logits that are alive at once. Large enough that reading the lm_head's weight is a small part of the work.
+CHUNK_BYTES = 48 << 20
+
+
+@dataclass
+class OutputLayer:
+    """The target's lm_head as plain tensors: ``logits = weight @ h + bias``.
+
+    The target itself may cap its logits at ``softcap``; drafts are made from uncapped ones.
+    """
+
+    weight: Tensor  # [V, H]
+    bias: Tensor | None = None  # [V] float32
+    softcap: float | None = None
+    _scratch: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of logits that are alive at once."""
+        return max(16, CHUNK_BYTES // (4 * self.weight.shape[0]))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of at most ``chunk_rows`` rows [n, H], in a buffer that the next call overwrites."""
+        weight = self.weight
+        if self._scratch is None:
+            self._scratch = torch.empty(self.chunk_rows, weight.shape[0], device=weight.device)
+        logits = self._scratch[: hidden.shape[0]]
+        if weight.dtype == torch.float32:
+            torch.mm(hidden, weight.t(), out=logits)
+        else:
+            logits.copy_(torch.mm(hidden.to(weight.dtype), weight.t()))
+        if self.bias is not None:
+            logits += self.bias
+        return logits
+
+    def cap_(self, logits: Tensor) -> Tensor:
+        """Logits as the target uses them, in place."""
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def project(self, rows: Tensor) -> Tensor:
+        """``rows`` [n, V] float32 times the weight: [n, H] float32."""
+        return torch.mm(rows.to(self.weight.dtype), self.weight).float()
+
+    def restrict(self, token_ids: Tensor, log_counts: Tensor) -> OutputLayer:
+        """The layer over ``token_ids`` only, each standing for ``exp(log_counts)`` tokens like it."""
+        if self.softcap is not None:
+            raise JetSpecError("negatives: a target that caps its logits is trained over the whole vocabulary; unset it")
+        bias = log_counts if self.bias is None else self.bias[token_ids] + log_counts
+        return OutputLayer(self.weight[token_ids], bias)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What the target says at some positions: expectations under its next-token distribution p."""
+
+    mean_row: Tensor  # [D, H], p @ W
+    offset: Tensor  # [D], sum p log p - p . bias
+
+
+def output_layer(target: Target) -> OutputLayer:
+    """The output layer of ``target``; JetSpecError where its logits are not such a map of its final hidden state."""
+    module = target.model.get_output_embeddings()
+    bias = getattr(module, "bias", None)
+    layer = OutputLayer(
+        module.weight.detach(),
+        None if bias is None else bias.detach().float(),
+        getattr(target.config, "final_logit_softcapping", None),
+    )
+    _check_output_layer(layer, target)
+    return layer
+
+
+@torch.no_grad()
+def _check_output_layer(layer: OutputLayer, target: Target) -> None:
+    """Compare with the model's own logits: scales and other steps between hidden state and logits exist."""
+    ids = torch.arange(min(8, target.vocab_size))
+    n = len(ids)
+    segment = Segment(0, n, 0, torch.arange(n))
+    batch = RowBatch(token_ids=ids, positions=torch.arange(n), parents=torch.arange(n) - 1, segments=[segment])
+    out = target.forward(batch.to(target.device), target.new_cache(1, n), None, final_hidden=True)
+    assert out.hidden is not None
+    ours, theirs = layer.cap_(layer.logits(out.hidden.float())), out.logits.float()
+    if (ours - theirs).abs().max() > 0.03 * theirs.abs().max().clamp(min=1.0):
+        raise JetSpecError(
+            f"target: the logits of {type(target.model).__name__} are not its output embedding times its final hidden "
+            "state; training for such a target is not supported"
+        )
+
+
+@torch.no_grad()
+def teach(layer: OutputLayer, hidden: Tensor) -> Teacher:
+    """The target's side of the loss at final hidden states ``hidden`` [D, H]."""
+    hidden = hidden.float()
+    mean_row = torch.empty_like(hidden)
+    offset = hidden.new_empty(hidden.shape[0])
+    for start in range(0, hidden.shape[0], layer.chunk_rows):
+        part = slice(start, start + layer.chunk_rows)
+        logits = layer.cap_(layer.logits(hidden[part]))
+        if layer.softcap is not None:
+            probs = logits.log_softmax(1)
+            entropy = -(probs.exp() * probs).sum(1)
+            probs = probs.exp_()
+            mean_row[part] = layer.project(probs)
+            offset[part] = -entropy if layer.bias is None else -entropy - probs @ layer.bias
+        else:
+            probs, lse = _softmax_(logits)
+            mean_row[part] = layer.project(probs)
+            # sum p log p - p . b = sum p (W h + b - lse) - p . b = (p @ W) . h - lse
+            offset[part] = (mean_row[part] * hidden[part]).sum(1) - lse
+    return Teacher(mean_row, offset)
+
+
+def weighted_kl(layer: OutputLayer, student: Tensor, teacher: Teacher, rows: Tensor, weights: Tensor) -> Tensor:
+    """``sum_r weights[r] * KL(target at rows[r] || draft at student[r])``, differentiable in ``student``.
+
+    student [R, H]; rows [R] int64, indices into the teacher's positions; weights [R]. Rows of weight 0 cost nothing.
+    """
+    loss: Tensor = _WeightedKL.apply(student, layer, teacher, rows, weights)
+    return loss
+
+
+class _WeightedKL(torch.autograd.Function):
+    """Computes the gradient with the loss, so that nothing of the vocabulary's width is kept for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, student: Tensor, layer: OutputLayer, teacher: Teacher, rows: Tensor, weights: Tensor
+    ) -> Tensor:
+        grad = torch.zeros(student.shape, dtype=torch.float32, device=student.device)
+        loss = torch.zeros((), device=student.device)
+        for part in weights.nonzero().flatten().split(layer.chunk_rows):
+            hidden, weight, mean_row = student[part].float(), weights[part], teacher.mean_row[rows[part]]
+            probs, lse = _softmax_(layer.logits(hidden))
+            loss += torch.dot(teacher.offset[rows[part]] - (mean_row * hidden).sum(1) + lse, weight)
+            grad[part] = (layer.project(probs) - mean_row) * weight[:, None]
+        ctx.save_for_backward(grad.to(student.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (grad,) = ctx.saved_tensors
+        return grad * grads[0], None, None, None, None
+
+
+def _softmax_(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax in place, and the log of its denominator: had from the largest entry without another pass of exp."""
+    top = logits.amax(1)
+    probs = torch.softmax(logits, 1, out=logits)
+    return probs, top - probs.amax(1).log()

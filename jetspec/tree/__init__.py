@@ -1,0 +1,29 @@
+"""Draft trees as tensors: build, mask, accept."""
+
+from jetspec.tree.accept import Walk, walk, walk_greedy
+from jetspec.tree.build import (
+    Expand,
+    Forest,
+    build_forest,
+    expected_accepted_length,
+    grow_trees,
+    top_candidates,
+)
+from jetspec.tree.mask import ancestor_mask, chain_parents, depths_of
+from jetspec.tree.order import topk_lowest_id
+
+__all__ = [
+    "Expand",
+    "Forest",
+    "Walk",
+    "ancestor_mask",
+    "build_forest",
+    "chain_parents",
+    "depths_of",
+    "expected_accepted_length",
+    "grow_trees",
+    "top_candidates",
+    "topk_lowest_id",
+    "walk",
+    "walk_greedy",
+]

@@ -1,0 +1,102 @@
+"""Every value out of range is refused by an error that names the field and the value."""
+
+import dataclasses
+
+import pytest
+
+from jetspec.errors import JetSpecError
+from jetspec.sampling import SamplingParams
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("n", v) for v in (0, -1, 1.0, True, None)],
+        *[("temperature", v) for v in (-0.1, NAN, INF, "1", None)],
+        *[("top_p", v) for v in (0, -0.5, 1.01, NAN)],
+        *[("top_k", v) for v in (-2, 1.5, None)],
+        *[("min_p", v) for v in (-0.1, 1.1, NAN)],
+        *[("repetition_penalty", v) for v in (0, -1, INF)],
+        *[("frequency_penalty", v) for v in (-2.1, 2.1, NAN)],
+        *[("presence_penalty", v) for v in (-2.1, 2.1, NAN)],
+        *[("seed", v) for v in (1.5, "1", 2**64, -(2**63) - 1, True)],
+        *[("stop", v) for v in ("", ["a", ""], [1], 5)],
+        *[("stop_token_ids", v) for v in (5, ["a"], [-1], [1.0])],
+        *[("bad_words", v) for v in ("word", [""], ["  "], [3])],
+        *[("max_tokens", v) for v in (0, -1, 2.5)],
+        *[("min_tokens", v) for v in (-1, 1.5, 17)],
+        *[("logprobs", v) for v in (-2, 1.5, True)],
+        *[("prompt_logprobs", v) for v in (-2, 1.5, True)],
+        *[("logit_bias", v) for v in ([1], {"1": 2.0}, {-1: 2.0}, {1: NAN}, {1: INF}, {1: "x"})],
+        *[("logits_processors", v) for v in ([3], len)],
+    ],
+)
+def test_out_of_range_is_refused(field, value):
+    with pytest.raises(JetSpecError, match=rf"^{field}=.*(must|use)"):
+        SamplingParams(**{field: value})
+
+
+def test_greedy_answers_are_all_the_same():
+    with pytest.raises(JetSpecError, match="n=2: greedy"):
+        SamplingParams(n=2, temperature=0)
+
+
+def test_extreme_values_that_are_fine():
+    SamplingParams(
+        n=3, temperature=50, top_p=1e-9, top_k=-1, min_p=1, seed=2**64 - 1, max_tokens=None, min_tokens=10**6
+    )
+    SamplingParams(seed=-(2**63), logprobs=-1, prompt_logprobs=0, logit_bias={0: -INF}, stop=[], min_tokens=16)
+
+
+def test_defaults_change_nothing():
+    params = SamplingParams()
+    assert not params.greedy
+    assert not params.has_processors
+    assert not params.has_filters
+    assert params.stop_strings == ()
+    assert params.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repetition_penalty": 1.1},
+        {"frequency_penalty": -0.1},
+        {"presence_penalty": 0.1},
+        {"logit_bias": {0: 1.0}},
+        {"bad_words": ["x"]},
+        {"min_tokens": 1},
+        {"logits_processors": [lambda ids, scores: scores]},
+    ],
+)
+def test_what_can_change_the_argmax(changes):
+    assert SamplingParams(**changes).has_processors
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_filters_leave_the_argmax_alone(changes):
+    params = SamplingParams(**changes)
+    assert params.has_filters
+    assert not params.has_processors
+
+
+def test_greedy_and_stop_strings():
+    assert SamplingParams(temperature=0).greedy
+    assert SamplingParams(temperature=1e-6).greedy
+    assert SamplingParams(stop="a").stop_strings == ("a",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 0.5
+
+
+@pytest.mark.parametrize("changes", [{"logit_bias": {3: 1.0, 10: 1.0}}, {"stop_token_ids": [10]}])
+def test_tokens_outside_the_vocabulary_are_refused(changes):
+    params = SamplingParams(**changes)
+    params.check_vocabulary(11)
+    with pytest.raises(JetSpecError, match=rf"{next(iter(changes))} holds token ids \[10\]"):
+        params.check_vocabulary(10)
