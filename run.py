@@ -22,7 +22,7 @@ EXTRAS = {"demo": "demo", "test": "demo,dev", "setup": "demo,dev"}
 
 
 def main() -> int:
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036 - this is where an older Python is told
         print("JetSpec needs Python 3.10 or newer; this is " + sys.version.split()[0], file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

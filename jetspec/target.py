@@ -55,7 +55,7 @@ class Target:
 
     Weights are frozen. `embed` and `lm_head` are the model's own modules, borrowed by the draft head, and can be
     differentiated through. Attributes: model, tokenizer, config (of the text model), name, device, dtype,
-    hidden_size, vocab_size (the width of the logits), num_layers, max_context (tokens), eos_token_ids.
+    hidden_size, vocab_size (the width of the logits), num_embeddings (ids it takes), num_layers, max_context (tokens), eos_token_ids.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
@@ -71,6 +71,7 @@ class Target:
         self._embedding: Any = model.get_input_embeddings()
         self._lm_head: Any = model.get_output_embeddings()
         self.vocab_size: int = self._lm_head.weight.shape[0]
+        self.num_embeddings: int = self._embedding.weight.shape[0]
         self.max_context = context_limit(self.config)
         self.eos_token_ids = eos_token_ids(model, tokenizer)
         self._decoder = model.get_decoder()
@@ -88,6 +89,11 @@ class Target:
         """K/V storage for this model."""
         shapes = [(layer.kv_heads, layer.head_dim) for layer in self._attention]
         return KVCache(shapes, num_blocks, block_size, self.dtype, self.device)
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, over all layers."""
+        return sum(2 * layer.kv_heads * layer.head_dim for layer in self._attention) * self.dtype.itemsize
 
     @torch.inference_mode()
     def forward(
@@ -357,7 +363,7 @@ def convert_gguf(gguf_file: Path, directory: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
         quantized = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the parsers raise anything for a file they do not understand
         raise JetSpecError(f"cannot read the GGUF file {gguf_file}: {error}") from error
     settings = quantized.config.to_dict()
     for key in ("quantization_config", "_name_or_path"):

@@ -179,7 +179,7 @@ def logit_margin(target: Target, difference: Difference) -> float | None:
 
 
 def next_logits(target: Target, contexts: Sequence[list[int]]) -> Tensor:
-    """Logits `[len(contexts), vocab]` (float64, CPU) of the token after each context, every one a plain chain of rows."""
+    """Logits `[len(contexts), vocab]` (float64, CPU) of the token after each context, each a plain chain of rows."""
     rows: list[Tensor] = []
     start = 0
     while start < len(contexts):
@@ -216,23 +216,41 @@ def fit_check(
     temperature: float,
     seed: int,
     samples: int,
-    length: int = 3,
+    length: int = 2,
     threshold: float = P_VALUE_THRESHOLD,
 ) -> FitCheck:
-    """Draw `samples` continuations of `length` tokens, each with its own seed, and test their joint distribution.
+    """Draw `samples` continuations of one context, each with its own seed, and test the joint distribution of
+    their first `length` tokens.
 
-    The first token comes with the prompt, the others from draft trees. One more token is generated than tested, so
+    The first token of an answer is read off the prompt's own forward. To test what comes out of draft trees only, it is
+    held at the target's most probable one, which belongs to the context. One more token is generated than tested, so
     that the trees are as deep as the tested tokens.
     """
+    first = int(next_logits(target, [prompt])[0].argmax())
+    context = [*prompt, first]
+
+    def hold_first(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] > len(prompt):
+            return scores
+        held = torch.full_like(scores, -torch.inf)
+        held[:, first] = 0.0
+        return held
+
     params = [
-        SamplingParams(temperature=temperature, max_tokens=length + 1, seed=seed + i, ignore_eos=True)
+        SamplingParams(
+            temperature=temperature,
+            max_tokens=length + 2,
+            seed=seed + i,
+            ignore_eos=True,
+            logits_processors=[hold_first],
+        )
         for i in range(samples)
     ]
     drawn = llm.generate([prompt] * samples, params)
-    continuations = [tuple(o.outputs[0].token_ids[:length]) for o in drawn]
+    continuations = [tuple(o.outputs[0].token_ids[1 : 1 + length]) for o in drawn]
 
     def next_probs(prefixes: Sequence[tuple[int, ...]]) -> Tensor:
-        return (next_logits(target, [prompt + list(p) for p in prefixes]) / temperature).softmax(-1)
+        return (next_logits(target, [context + list(p) for p in prefixes]) / temperature).softmax(-1)
 
     expected = partition(next_probs, length, samples)
     counts = Counter(cell_of(c, expected) for c in continuations)
@@ -274,7 +292,8 @@ def partition(
             counts = mass * probs
             tokens = (counts >= MIN_EXPECTED).nonzero().flatten().tolist()
             grown.update({(*prefix, t): float(counts[t]) for t in tokens})
-            cells[(*prefix, OTHER)] = float(counts.sum() - counts[tokens].sum())
+            rest = (*prefix, OTHER)
+            cells[rest] = float(counts.sum() - counts[tokens].sum())
         frontier = grown
     return {**cells, **frontier}
 

@@ -56,7 +56,9 @@ def imported_parts(source: str, path: Path) -> Iterator[str]:
         for name in names:
             pieces = name.split(".")
             if pieces[0] == "jetspec":
-                is_part = len(pieces) > 1 and ((PACKAGE / pieces[1]).is_dir() or (PACKAGE / f"{pieces[1]}.py").is_file())
+                is_part = len(pieces) > 1 and (
+                    (PACKAGE / pieces[1]).is_dir() or (PACKAGE / f"{pieces[1]}.py").is_file()
+                )
                 yield pieces[1] if is_part else "__init__"
 
 

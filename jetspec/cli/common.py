@@ -45,7 +45,9 @@ ChatOption = Annotated[
 ]
 PromptsOption = Annotated[
     Path | None,
-    typer.Option("--prompts", "-f", help="File of prompts: one a line, or .jsonl with a field prompt or question."),
+    typer.Option(
+        "--prompts", "-f", help="File of prompts: one a line, or .jsonl with a field prompt, question or text."
+    ),
 ]
 
 #: Results. Progress and messages go to `messages`, so that stdout can be piped.
@@ -92,7 +94,7 @@ def load_pair(target: str, draft: str | None, *, device: str, dtype: str) -> tup
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Prompts of a text file (one a line) or a JSON-lines file (field `prompt` or `question`).
+    """Prompts of a text file (one a line) or a JSON-lines file (field `prompt`, `question` or `text`).
 
     Raises:
         JetSpecError: the file cannot be read, holds no prompt, or a line of it is not as described.
@@ -114,9 +116,11 @@ def _prompt_of(line: str, where: str) -> str:
         record = json.loads(line)
     except ValueError as error:
         raise JetSpecError(f"{where}: not valid JSON: {error}") from error
-    found = [record[k] for k in ("prompt", "question") if isinstance(record, dict) and isinstance(record.get(k), str)]
+    found = [
+        record[k] for k in ("prompt", "question", "text") if isinstance(record, dict) and isinstance(record.get(k), str)
+    ]
     if not found:
-        raise JetSpecError(f"{where}: a text under 'prompt' or 'question' is needed")
+        raise JetSpecError(f"{where}: a text under 'prompt', 'question' or 'text' is needed")
     return found[0]
 
 
@@ -130,9 +134,15 @@ def encode_prompts(llm: LLM, prompts: Sequence[str], chat: bool | None) -> list[
     return [llm.encode(text, add_special_tokens=False) for text in rendered]
 
 
+def decode(llm: LLM, ids: Sequence[int]) -> str:
+    """The text of token ids, special tokens included."""
+    assert llm.target.tokenizer is not None, "prompts were encoded with it"
+    return str(llm.target.tokenizer.decode(list(ids)))
+
+
 def token_text(llm: LLM, token: int) -> str:
     """A token as quoted text, with control characters escaped."""
-    return json.dumps(llm.target.tokenizer.decode([token]), ensure_ascii=False)
+    return json.dumps(decode(llm, [token]), ensure_ascii=False)
 
 
 def describe(llm: LLM) -> str:

@@ -19,6 +19,7 @@ from jetspec.cli.common import (
     DtypeOption,
     JsonOption,
     TargetOption,
+    decode,
     encode_prompts,
     load_pair,
     print_json,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class DraftTree(Tree):
     """A rich tree with narrow guides, so that deep trees fit 80 columns."""
 
-    TREE_GUIDES = [("  ", "│ ", "├╴", "└╴")] * 3  # noqa: RUF012
+    TREE_GUIDES = [("  ", "│ ", "├╴", "└╴")] * 3
 
 
 @dataclass
@@ -89,7 +90,7 @@ def inspect(
     llm.engine.cancel("inspect")
     record = rounds[-1]
     nodes = nodes_of(record, llm)
-    answer = llm.target.tokenizer.decode(sequence.output_ids[:before])
+    answer = decode(llm, sequence.output_ids[:before])
     bonus = record.new_tokens[-1]
     if json:
         print_json(
@@ -98,7 +99,7 @@ def inspect(
                 "answer_so_far": answer,
                 "nodes": [asdict(node) for node in nodes],
                 "new_token_ids": record.new_tokens,
-                "bonus": {"token_id": bonus, "text": _decode(llm, bonus)},
+                "bonus": {"token_id": bonus, "text": decode(llm, [bonus])},
             }
         )
         return
@@ -117,7 +118,7 @@ def nodes_of(record: Round, llm: LLM) -> list[Node]:
     for row, (token, parent) in enumerate(zip(record.tokens, record.parents, strict=True)):
         path = record.log_probs[row]
         above = record.log_probs[parent] if parent >= 0 else 0.0
-        text = _decode(llm, token)
+        text = decode(llm, [token])
         nodes.append(Node(row, parent, token, text, math.exp(path - above), math.exp(path), row in accepted))
     return nodes
 
@@ -141,7 +142,3 @@ def label(node: Node) -> Text:
     text.append(f"  {node.probability:.3f}", style="not bold")
     text.append(f"  path {node.path_probability:.3f}", style="dim not bold")
     return text.append("  accepted", style="not bold green") if node.accepted else text
-
-
-def _decode(llm: LLM, token: int) -> str:
-    return llm.target.tokenizer.decode([token])

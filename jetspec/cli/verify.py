@@ -17,6 +17,7 @@ from jetspec.cli.common import (
     JsonOption,
     PromptsOption,
     TargetOption,
+    decode,
     describe,
     encode_prompts,
     fail,
@@ -56,10 +57,10 @@ def verify(
     device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Prove that a head leaves a target's output as it is: exit status 0 if every check passes, else 1.
+    """Prove that a head leaves a target's output as it is.
 
     Greedy tokens and seeded samples must equal plain decoding, alone and in a batch; sampled tokens must
-    fit the target's own probabilities.
+    fit the target's own probabilities. The exit status is 0 only if every check passes.
     """
     texts = list(PROMPTS) if prompts_file is None else read_prompts(prompts_file)
     model, head = load_pair(target, draft, device=device, dtype=dtype)
@@ -67,8 +68,6 @@ def verify(
     from jetspec.llm import LLM
 
     plain, drafted = LLM(model), LLM(model, head, tree_budget=tree_budget)
-    if not json:
-        results.print(f"[bold]JetSpec verify[/]  {describe(plain)}, draft trees of {tree_budget} rows", highlight=False)
     with messages.status("") as status:
         report = checks.verify(
             plain,
@@ -83,6 +82,7 @@ def verify(
     if json:
         print_json(report.to_dict())
     else:
+        results.print(f"[bold]JetSpec verify[/]  {describe(plain)}, draft trees of {tree_budget} rows", highlight=False)
         show(report, plain, texts)
     if not report.passed:
         raise fail("the output is not the target's own")
@@ -113,7 +113,7 @@ def verdict(passed: bool) -> str:
 
 
 def show_difference(difference: Difference, llm: LLM, prompts: list[str]) -> None:
-    context = llm.target.tokenizer.decode(difference.context)[-CONTEXT_SHOWN:]
+    context = decode(llm, difference.context)[-CONTEXT_SHOWN:]
     lines = [
         f"  prompt    {difference.prompt_index + 1}: {prompts[difference.prompt_index][:60]}",
         f"  position  {difference.position} of the answer",

@@ -88,22 +88,26 @@ class _Recorded:
 
 
 class _Recorder(Observer):
-    """Collects the rows of each request as they become final."""
+    """Collects the rows of each request as they become final; rows that are computed twice are kept once."""
 
     def __init__(self) -> None:
-        self.taps: dict[str, list[Tensor]] = defaultdict(list)
-        self.hidden: dict[str, list[Tensor]] = defaultdict(list)
+        self._rows: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._count: dict[str, int] = defaultdict(int)
 
     def committed(self, rows: Committed) -> None:
         assert rows.taps is not None
         assert rows.hidden is not None
-        if rows.token_ids:
-            self.taps[rows.request_id].append(rows.taps.to("cpu", torch.bfloat16))
-            self.hidden[rows.request_id].append(rows.hidden.to("cpu", torch.bfloat16))
+        known = self._count[rows.request_id]
+        assert rows.start <= known, "rows are missing"
+        taps, hidden = rows.taps[known - rows.start :], rows.hidden[known - rows.start :]
+        if len(taps):
+            self._rows[rows.request_id].append((taps.to("cpu", torch.bfloat16), hidden.to("cpu", torch.bfloat16)))
+            self._count[rows.request_id] += len(taps)
 
     def take(self, request_id: str, token_ids: list[int], loss_start: int) -> _Recorded:
-        taps, hidden = torch.cat(self.taps.pop(request_id)), torch.cat(self.hidden.pop(request_id))
+        taps, hidden = (torch.cat(parts) for parts in zip(*self._rows.pop(request_id), strict=True))
         rows = len(token_ids) - 1
+        assert len(taps) >= rows, "rows are missing"
         return _Recorded(token_ids, loss_start, taps[:rows], hidden[:rows])
 
 
@@ -157,7 +161,9 @@ def _check_prompts(target: Target, prompts: Sequence[Prompt]) -> None:
     for number, prompt in enumerate(prompts, 1):
         ids = (*prompt.token_ids, *(prompt.response_ids or ()))
         if not ids or max(ids) >= target.vocab_size:
-            raise JetSpecError(f"training prompt {number}: holds ids outside the target's vocabulary of {target.vocab_size}")
+            raise JetSpecError(
+                f"training prompt {number}: holds ids outside the target's vocabulary of {target.vocab_size}"
+            )
         if len(prompt.token_ids) > target.max_context - 2:
             raise JetSpecError(
                 f"training prompt {number}: {len(prompt.token_ids)} tokens, the target's context holds "

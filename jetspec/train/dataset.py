@@ -45,13 +45,19 @@ class CapturedSequences:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def token_ids(self, index: int) -> Tensor:
+        """Tokens of sequence ``index``. [T] int64."""
+        file, token, _ = self._places[index]
+        ids: Tensor = file.get_slice("token_ids")[token : token + self.lengths[index]]
+        return ids.long()
+
     def read(self, index: int, rows: int | None = None) -> Captured:
         """Sequence ``index``, with the taps of its first ``rows`` positions only where given."""
-        file, token, row = self._places[index]
+        file, _, row = self._places[index]
         length = self.lengths[index]
         last = length - 1 if rows is None else min(rows, length - 1)
         return Captured(
-            file.get_slice("token_ids")[token : token + length].long(),
+            self.token_ids(index),
             self.loss_starts[index],
             file.get_slice("taps")[row : row + last],
             file.get_slice("hidden")[row : row + length - 1],

@@ -64,7 +64,9 @@ class OutputLayer:
     def restrict(self, token_ids: Tensor, log_counts: Tensor) -> OutputLayer:
         """The layer over ``token_ids`` only, each standing for ``exp(log_counts)`` tokens like it."""
         if self.softcap is not None:
-            raise JetSpecError("negatives: a target that caps its logits is trained over the whole vocabulary; unset it")
+            raise JetSpecError(
+                "negatives: a target that caps its logits is trained over the whole vocabulary; unset it"
+            )
         bias = log_counts if self.bias is None else self.bias[token_ids] + log_counts
         return OutputLayer(self.weight[token_ids], bias)
 

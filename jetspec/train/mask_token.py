@@ -28,7 +28,9 @@ def choose_mask_token(
     if wanted is not None:
         return _wanted(tokenizer, embedding_rows, wanted)
     if tokenizer is None:
-        raise JetSpecError("mask_token: the target has no tokenizer to choose one from; name an id that text never holds")
+        raise JetSpecError(
+            "mask_token: the target has no tokenizer to choose one from; name an id that text never holds"
+        )
     if tokenizer.mask_token_id is not None:
         return int(tokenizer.mask_token_id)
     if len(tokenizer) < embedding_rows:

@@ -30,7 +30,9 @@ class Prompt:
     response_ids: tuple[int, ...] | None = None
 
 
-def read_prompts(path: str | Path, tokenizer: PreTrainedTokenizerBase | None, *, chat: bool | None = None) -> list[Prompt]:
+def read_prompts(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase | None, *, chat: bool | None = None
+) -> list[Prompt]:
     """Read a prompts file. ``chat`` puts prompts through the chat template (None: where there is one).
 
     Raises:

@@ -155,6 +155,13 @@ def test_user_processors_see_the_true_history_and_run_before_temperature():
     assert logits.tolist() == [1.0, 2.0, 3.0]
 
 
+def test_a_processor_that_writes_to_its_scores_leaves_the_logits_alone():
+    logits = torch.tensor([1.0, 2.0])
+    params = SamplingParams(logits_processors=[lambda ids, scores: scores.zero_()])
+    assert process(logits, params, [], []).tolist() == [0.0, 0.0]
+    assert logits.tolist() == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("result", [None, torch.zeros(3), torch.zeros(1, 2)])
 def test_user_processors_must_return_scores(result):
     params = SamplingParams(logits_processors=[lambda ids, scores: result])

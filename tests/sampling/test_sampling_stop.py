@@ -55,7 +55,8 @@ def test_included_or_not(include, shown):
 
 def test_before_min_tokens_stop_strings_do_not_count():
     checker = StopChecker(["ab", "b"])
-    assert checker.push("ab", enabled=False) + checker.push("xa", enabled=False) == "abx"
+    assert checker.push("ab", enabled=False) == "ab"
+    assert checker.push("xa", enabled=False) == "x"
     assert checker.push("b") == ""  # begun before, complete after: it counts
     assert checker.matched == "ab"
 

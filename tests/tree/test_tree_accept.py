@@ -78,3 +78,16 @@ def test_max_tokens_ends_the_walk():
 def test_no_room_for_a_token_is_refused():
     with pytest.raises(JetSpecError, match="max_tokens must be at least 1"):
         walk_greedy(TOKENS, PARENTS, TOKENS, max_tokens=0)
+
+
+@pytest.mark.parametrize("limit", [None, 2, 3])
+def test_stop_hears_every_chosen_token_once(limit):
+    """The engine appends tokens in `stop`: also the bonus, and the last one `max_tokens` allows."""
+    heard: list[int] = []
+
+    def stop(token):
+        heard.append(token)
+        return False
+
+    result = walk_greedy(TOKENS, PARENTS, [10, 13, 0, 0, 77, 0], stop, limit)
+    assert heard == result.tokens

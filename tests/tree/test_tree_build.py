@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jetspec.errors import JetSpecError
 from jetspec.tree import build_forest, expected_accepted_length, grow_trees, top_candidates
+from jetspec.tree.order import first_by_value
 
 INF = float("inf")
 # Few distinct values: exact ties within and across depths are the rule, and sums of them are exact.
@@ -159,3 +160,7 @@ def test_top_candidates_breaks_bfloat16_ties_by_id():
 def test_expected_accepted_length_counts_the_bonus():
     log_probs = torch.tensor([1.0, 0.5, 0.25, 0.25]).log()
     assert expected_accepted_length(log_probs) == pytest.approx(2.0)
+
+
+def test_both_zeros_are_one_value():
+    assert first_by_value(torch.tensor([[-0.0, 0.0, -1.0, -0.0, 0.0]]), 4).tolist() == [[0, 1, 3, 4]]

@@ -1,0 +1,81 @@
+"""The model card that goes with a trained head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jetspec.head import HeadConfig
+from jetspec.train.checkpoint import Progress
+from jetspec.train.config import TrainConfig
+
+
+def model_card(
+    config: TrainConfig,
+    head: HeadConfig,
+    progress: Progress,
+    *,
+    num_steps: int,
+    exported_step: int,
+    parameters: int,
+    sequences: int,
+    tokens: int,
+) -> str:
+    """Markdown: what the head is for, its data, its recipe, what was measured."""
+    source = Path(config.prompts).name
+    sampling = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
+    measured = _measured(config, progress, exported_step)
+    vocabulary = "over the whole vocabulary"
+    if config.negatives is not None:
+        vocabulary = f"over the tokens of the training text and {config.negatives} random others a step"
+    taps = ", ".join(map(str, head.target_layer_ids))
+    kind = "causal" if head.causal else "bidirectional"
+    return f"""---
+license: {config.license}
+tags: [speculative-decoding, jetspec, draft-head]
+---
+
+# Draft head for {config.target}
+
+A JetSpec draft head: it proposes trees of tokens that its target, `{config.target}`, verifies in one forward. The output
+is the target's own, whatever the head proposes; a better head makes it arrive sooner.
+
+```python
+from jetspec import LLM
+
+llm = LLM("{config.target}", draft="path/to/this/directory")
+```
+
+## Head
+
+{head.num_hidden_layers} layers, {parameters / 1e6:.1f} M parameters in {config.dtype}, {kind} blocks of
+{head.block_size} tokens (anchor included), target layers {taps} (0-based), mask token id {head.mask_token_id}.
+
+## Data
+
+{sequences} prompts of `{source}` with the target's answers ({sampling}, or as the file gives them, up to
+{config.max_tokens} tokens): {tokens} tokens. {config.eval_prompts} other prompts of the file were held out.
+
+## Recipe
+
+Forward KL from the target's next-token distribution to the head's, {vocabulary}, depth d weighing
+exp(-(d - 1) / {config.depth_gamma:g}). AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
+{config.warmup:.0%} warm-up and a cosine to {config.min_learning_rate:.0%}, weight decay {config.weight_decay:g}, gradients
+clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} blocks a step, at most {config.blocks_per_sequence} of
+a sequence. {progress.step} of {num_steps} steps in {progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial
+weights: {"the target's last layers" if config.init == "target" else "random"}. Last loss {progress.last_loss:.3f}.
+
+## Measured
+
+{measured}
+"""
+
+
+def _measured(config: TrainConfig, progress: Progress, exported_step: int) -> str:
+    if not progress.best_step:
+        return f"These are the weights after step {exported_step}. No prompts were held out, so acceptance was not measured."
+    value = progress.best_acceptance if exported_step == progress.best_step else progress.last_acceptance
+    return (
+        f"Acceptance length {value:.2f} (tokens committed per verify forward, bonus included) on {config.eval_prompts} "
+        f"held-out prompts, greedy, {config.eval_max_tokens} tokens each, trees of {config.tree_budget} rows. These are the "
+        f"weights after step {exported_step}" + (", the best measured." if config.export == "best" else ", the last.")
+    )

@@ -1,0 +1,79 @@
+"""One optimizer step's loss and gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jetspec.head import DraftHead
+from jetspec.target import Target
+from jetspec.train.blocks import Blocks, keyed_generator, make_blocks, sample_anchors
+from jetspec.train.config import TrainConfig
+from jetspec.train.dataset import CapturedSequences
+from jetspec.train.loss import OutputLayer, output_layer, teach, weighted_kl
+
+
+class GradientStep:
+    """Adds the gradient of a step's loss to a head's parameters, one sequence at a time, so memory stays small."""
+
+    def __init__(self, target: Target, head: DraftHead, data: CapturedSequences, config: TrainConfig) -> None:
+        self.target = target
+        self.head = head
+        self.data = data
+        self.config = config
+        self._full = output_layer(target)
+        self._common, self._rare = _partition(data.distinct_tokens(), target.vocab_size)
+
+    def __call__(self, step: int, epoch: int, sequences: Sequence[int]) -> tuple[float, int]:
+        """(loss, blocks). The loss is the mean over rows that carry loss, by their weights, of the whole step."""
+        layer = self._output_layer(step)
+        blocks = [self._blocks(epoch, sequence) for sequence in sequences]
+        total = sum(float(b.weights.sum()) for b in blocks)
+        losses = [self._accumulate(layer, s, b, total) for s, b in zip(sequences, blocks, strict=True)]
+        return sum(losses), sum(len(b.anchors) for b in blocks)
+
+    def _accumulate(self, layer: OutputLayer, sequence: int, blocks: Blocks, total: float) -> float:
+        if not bool(blocks.weights.any()):
+            return 0.0
+        device = self.head.device
+        captured = self.data.read(sequence, rows=int(blocks.anchors.max()))
+        positions, rows = blocks.teacher_rows[blocks.weights > 0].unique(return_inverse=True)
+        teacher = teach(layer, captured.hidden[positions].to(device))
+        context = self.head.context(captured.taps.to(device, self.head.dtype))
+        embeds = self.target.embed(blocks.input_ids).to(self.head.dtype)
+        hidden = self.head.forward_train(context, embeds, blocks.anchors.to(device))[:, 1:]
+        carrying = (blocks.weights > 0).to(device)
+        weights = (blocks.weights[blocks.weights > 0] / total).to(device)
+        loss = weighted_kl(layer, hidden[carrying], teacher, rows.to(device), weights)
+        loss.backward()
+        return loss.item()
+
+    def _blocks(self, epoch: int, sequence: int) -> Blocks:
+        config, data = self.config, self.data
+        generator = keyed_generator(config.seed, epoch, sequence)
+        length, loss_start = data.lengths[sequence], data.loss_starts[sequence]
+        anchors = sample_anchors(length, loss_start, config.blocks_per_sequence, generator)
+        token_ids = data.token_ids(sequence)
+        return make_blocks(token_ids, anchors, config.block_size, self.head.config.mask_token_id, config.depth_gamma)
+
+    def _output_layer(self, step: int) -> OutputLayer:
+        """The whole vocabulary, or its share that this step looks at."""
+        count = self.config.negatives
+        if count is None or count >= len(self._rare):
+            return self._full
+        generator = keyed_generator(self.config.seed, step, "negatives")
+        drawn = self._rare[torch.randperm(len(self._rare), generator=generator)[:count]]
+        log_counts = torch.zeros(len(self._common) + count)
+        log_counts[len(self._common) :] = math.log(len(self._rare) / count)
+        device = self._full.weight.device
+        return self._full.restrict(torch.cat((self._common, drawn)).to(device), log_counts.to(device))
+
+
+def _partition(common: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """(common ids, all others)."""
+    rare = torch.ones(vocab_size, dtype=torch.bool)
+    rare[common] = False
+    return common, rare.nonzero().flatten()
