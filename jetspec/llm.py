@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from jetspec.engine import Engine, Observer, RequestMetrics
 from jetspec.engine import Sequence as EngineSequence
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, load_head
-from jetspec.sampling import SamplingParams
+from jetspec.sampling import Logprob, SamplingParams, child_seed
 from jetspec.target import Target, load_target
 
 Prompt = str | list[int]
@@ -32,6 +32,8 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None
     stop_reason: int | str | None = None
+    #: Per token its log probability and those of the most probable ones, where `SamplingParams.logprobs` asks for them.
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 @dataclass
@@ -42,8 +44,12 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    #: What the first answer cost; `completion_metrics` has those of all.
     metrics: RequestMetrics
-    finished: bool = field(default=True)
+    completion_metrics: list[RequestMetrics]
+    #: Per prompt token, None for the first, where `SamplingParams.prompt_logprobs` asks for them.
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    finished: bool = True
 
 
 class LLM:
@@ -163,33 +169,54 @@ class LLM:
             except JetSpecError as error:
                 raise JetSpecError(f"prompt {index}: {error}") from None
         requests: dict[str, int] = {}
-        running: list[EngineSequence] = []
+        running: list[list[EngineSequence]] = []
         try:
             for index, (ids, p) in enumerate(zip(prompts, params, strict=True)):
-                request_id = str(next(self._ids))
-                requests[request_id] = index
-                running.append(self.engine.add(request_id, ids, p))
-            while any(not s.finished for s in running):
+                running.append([])
+                for answer in _answers(p):
+                    request_id = str(next(self._ids))
+                    requests[request_id] = index
+                    running[-1].append(self.engine.add(request_id, ids, answer))
+            while any(not s.finished for answers in running for s in answers):
                 for out in self.engine.step():
                     if on_token is not None and out.sequence.request_id in requests:
                         on_token(requests[out.sequence.request_id], out.new_token_ids, out.new_text)
         finally:
             # An error or an interrupt must not leave requests behind that hold cache blocks.
-            for sequence in running:
-                if not sequence.finished:
-                    self.engine.cancel(sequence.request_id)
-        return [_output(s, text) for s, text in zip(running, texts, strict=True)]
+            for sequence in (s for answers in running for s in answers if not s.finished):
+                self.engine.cancel(sequence.request_id)
+        return [_output(answers, text) for answers, text in zip(running, texts, strict=True)]
 
 
-def _output(sequence: EngineSequence, prompt: str | None) -> RequestOutput:
-    completion = CompletionOutput(
-        index=0,
-        text=sequence.text,
-        token_ids=sequence.output_ids,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
+def _answers(params: SamplingParams) -> list[SamplingParams]:
+    """One set of parameters for each of `n` answers; the first answer is that of `n=1`."""
+    if params.seed is None:
+        return [replace(params, n=1)] * params.n
+    return [replace(params, n=1, seed=child_seed(params.seed, i)) for i in range(params.n)]
+
+
+def _output(answers: list[EngineSequence], prompt: str | None) -> RequestOutput:
+    first = answers[0]
+    completions = [
+        CompletionOutput(
+            index=index,
+            text=s.text,
+            token_ids=s.output_ids,
+            finish_reason=s.finish_reason,
+            stop_reason=s.stop_reason,
+            logprobs=None if s.params.logprobs is None else s.logprobs,
+        )
+        for index, s in enumerate(answers)
+    ]
+    return RequestOutput(
+        request_id=first.request_id,
+        prompt=prompt,
+        prompt_token_ids=first.prompt_ids,
+        outputs=completions,
+        metrics=first.metrics,
+        completion_metrics=[s.metrics for s in answers],
+        prompt_logprobs=None if first.params.prompt_logprobs is None else first.prompt_logprobs,
     )
-    return RequestOutput(sequence.request_id, prompt, sequence.prompt_ids, [completion], sequence.metrics)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

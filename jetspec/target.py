@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub import constants
@@ -55,7 +55,8 @@ class Target:
 
     Weights are frozen. `embed` and `lm_head` are the model's own modules, borrowed by the draft head, and can be
     differentiated through. Attributes: model, tokenizer, config (of the text model), name, device, dtype,
-    hidden_size, vocab_size (the width of the logits), num_embeddings (ids it takes), num_layers, max_context (tokens), eos_token_ids.
+    hidden_size, vocab_size (the width of the logits), num_embeddings (ids it takes), num_layers, max_context (tokens),
+    eos_token_ids.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
@@ -68,8 +69,8 @@ class Target:
         self.device, self.dtype = model.device, model.dtype
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
-        self._embedding: Any = model.get_input_embeddings()
-        self._lm_head: Any = model.get_output_embeddings()
+        self._embedding = cast(Any, model.get_input_embeddings())
+        self._lm_head = cast(Any, model.get_output_embeddings())
         self.vocab_size: int = self._lm_head.weight.shape[0]
         self.num_embeddings: int = self._embedding.weight.shape[0]
         self.max_context = context_limit(self.config)
@@ -155,7 +156,7 @@ class Target:
             raise JetSpecError(f"position {furthest} is past the context limit of {self.name}, {self.max_context}")
 
     def _check_ids(self, ids: Tensor) -> None:
-        limit = self._embedding.weight.shape[0]
+        limit = self.num_embeddings
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
             raise JetSpecError(
                 f"token ids {int(ids.min())}..{int(ids.max())} do not all lie in 0..{limit - 1}, "

@@ -20,7 +20,14 @@ class OracleDrafter:
     tap_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, truth: dict[tuple[int, ...], list[int]], vocab_size: int, *, depth: int = 6, width: int = 3, hit: float = 0.8, seed: int = 0
+        self,
+        truth: dict[tuple[int, ...], list[int]],
+        vocab_size: int,
+        *,
+        depth: int = 6,
+        width: int = 3,
+        hit: float = 0.8,
+        seed: int = 0,
     ) -> None:
         self.truth = truth
         self.vocab_size = vocab_size

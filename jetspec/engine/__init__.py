@@ -5,4 +5,14 @@ from jetspec.engine.engine import Engine, StepOutput
 from jetspec.engine.observer import Committed, Observer, Round
 from jetspec.engine.sequence import RequestMetrics, Sequence
 
-__all__ = ["Committed", "Drafter", "Engine", "HeadDrafter", "Observer", "RequestMetrics", "Round", "Sequence", "StepOutput"]
+__all__ = [
+    "Committed",
+    "Drafter",
+    "Engine",
+    "HeadDrafter",
+    "Observer",
+    "RequestMetrics",
+    "Round",
+    "Sequence",
+    "StepOutput",
+]

@@ -17,7 +17,7 @@ from jetspec.engine.scheduler import Grant, Scheduler
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
-from jetspec.sampling import SamplingParams, child_seed, process, sample
+from jetspec.sampling import SamplingParams, child_seed, encode_bad_words, process, sample, top_logprobs
 from jetspec.target import Target, TargetOutput
 from jetspec.tree import Walk, walk
 
@@ -55,6 +55,12 @@ class _Part:
     depths: list[int]
     log_probs: list[float]
     is_round: bool
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the rows before the root need logits."""
+        sequence = self.sequence
+        return sequence.params.prompt_logprobs is not None and sequence.num_cached < len(sequence.prompt_ids)
 
     @property
     def row_tokens(self) -> list[int]:
@@ -151,7 +157,14 @@ class Engine:
             raise JetSpecError("prompt is empty: give at least one token (a chat template or a bos token adds some)")
         bad = next((t for t in prompt_ids if not 0 <= t < self.target.num_embeddings), None)
         if bad is not None:
-            raise JetSpecError(f"prompt holds token id {bad}: ids of this target are 0 .. {self.target.num_embeddings - 1}")
+            raise JetSpecError(
+                f"prompt holds token id {bad}: ids of this target are 0 .. {self.target.num_embeddings - 1}"
+            )
+        params.check_vocabulary(self.target.vocab_size)
+        if (params.stop_strings or params.bad_words) and self.target.tokenizer is None:
+            raise JetSpecError(
+                "stop and bad_words need a tokenizer: this target has none, use stop_token_ids or logit_bias"
+            )
         limit = self.target.max_context
         if len(prompt_ids) >= limit:
             raise JetSpecError(
@@ -188,6 +201,7 @@ class Engine:
             max_new_tokens=max_new,
             table=BlockTable(self.blocks),
             detokenizer=None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.skip_special_tokens),
+            bad_words=encode_bad_words(tokenizer, params.bad_words or ()),
         )
         self._sequences[request_id] = sequence
         self.scheduler.add(sequence)
@@ -214,12 +228,14 @@ class Engine:
         outputs: list[StepOutput] = []
         walks: list[Walk | None] = []
         for part, start in zip(parts, logits_start, strict=True):
-            if start is None:
+            if part.scores_prompt:
+                _score_prompt(part, output.logits, start)
+            if not part.tokens:
                 walks.append(None)
                 continue
             walked = self._accept(part, output.logits, greedy, start)
             walks.append(walked)
-            outputs.append(StepOutput(part.sequence, walked.tokens, part.sequence.take_text(walked.tokens)))
+            outputs.append(StepOutput(part.sequence, walked.tokens, part.sequence.take_text()))
         self._commit(parts, batch, walks, output)
         for done in [o.sequence for o in outputs if o.finished]:
             self.scheduler.release(done)
@@ -252,19 +268,18 @@ class Engine:
             segments=segments,
         ).to(self.target.device)
 
-    def _verify(self, parts: list[_Part], batch: RowBatch) -> tuple[TargetOutput, list[int | None]]:
-        """The target's forward, with logits only for rows that choose a token.
+    def _verify(self, parts: list[_Part], batch: RowBatch) -> tuple[TargetOutput, list[int]]:
+        """The target's forward, with logits only for rows that choose a token or that the request asks to see.
 
-        Returns, beside the output, each part's offset into the logits (None for a prompt chunk that is not the last).
+        Returns, beside the output, where in the logits each part's tree starts.
         """
         rows: list[int] = []
-        starts: list[int | None] = []
+        starts: list[int] = []
         for part, segment in zip(parts, batch.segments, strict=True):
-            if not part.tokens:
-                starts.append(None)
-                continue
-            starts.append(len(rows))
-            rows.extend(range(segment.start + len(part.known), segment.stop))
+            first = 0 if part.scores_prompt else len(part.known)
+            # Offset of the tree's root, whether or not rows before it are scored, too.
+            starts.append(len(rows) + len(part.known) - first)
+            rows.extend(range(segment.start + first, segment.stop))
         output = self.target.forward(
             batch,
             self.cache,
@@ -280,9 +295,11 @@ class Engine:
         plain_greedy = sequence.params.greedy and not sequence.params.has_processors
 
         def pick(row: int) -> int:
-            if plain_greedy:
-                return greedy[start + row]
-            return choose(sequence, logits[start + row])
+            token = greedy[start + row] if plain_greedy else choose(sequence, logits[start + row])
+            if sequence.params.logprobs is not None:
+                row_logits = logits[start + row : start + row + 1]
+                sequence.logprobs += top_logprobs(row_logits, [token], sequence.params.logprobs)
+            return token
 
         walked = walk(part.tokens, part.parents, pick, stop=sequence.append)
         if part.is_round:
@@ -336,8 +353,24 @@ class Engine:
 def choose(sequence: Sequence, logits: torch.Tensor) -> int:
     """The target's next token for `sequence`: a draw from its processed distribution, or the argmax when greedy."""
     params = sequence.params
-    processed = process(logits.float(), params, sequence.prompt_ids, sequence.output_ids, sequence.eos_token_ids)
+    processed = process(
+        logits, params, sequence.prompt_ids, sequence.output_ids, sequence.eos_token_ids, sequence.bad_words
+    )
     return sample(processed, params, sequence.seed, len(sequence.token_ids))
+
+
+def _score_prompt(part: _Part, logits: torch.Tensor, root: int) -> None:
+    """Record the log probabilities of the prompt tokens that follow the part's rows."""
+    sequence = part.sequence
+    first = sequence.num_cached + 1
+    scored = sequence.prompt_ids[first : first + len(part.row_tokens)]
+    # After a preemption rows are scored again; what is known stays.
+    new = scored[len(sequence.prompt_logprobs) - first :]
+    if new:
+        offset = root - len(part.known) + len(scored) - len(new)
+        rows = logits[offset : offset + len(new)]
+        assert sequence.params.prompt_logprobs is not None
+        sequence.prompt_logprobs += top_logprobs(rows, new, sequence.params.prompt_logprobs)
 
 
 def _chain(grant: Grant) -> _Part:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from jetspec.detokenize import IncrementalDetokenizer
 from jetspec.engine.blocks import BlockTable
-from jetspec.sampling import SamplingParams
+from jetspec.sampling import Logprob, SamplingParams, StopChecker
 
 
 @dataclass
@@ -56,11 +55,15 @@ class Sequence:
     max_new_tokens: int
     table: BlockTable
     detokenizer: IncrementalDetokenizer | None = None
+    bad_words: list[list[int]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_cached: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     text: str = ""
+    #: Per output token, and per prompt token (None for the first), where the request asks for them.
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     added_at: float = field(default_factory=time.perf_counter)
 
@@ -68,6 +71,8 @@ class Sequence:
         self.token_ids = list(self.prompt_ids)
         self.metrics.prompt_tokens = len(self.prompt_ids)
         self._stop_ids = frozenset(self.params.stop_token_ids or ())
+        self._stop_strings = StopChecker(self.params.stop_strings, self.params.include_stop_str_in_output)
+        self._taken = 0
 
     @property
     def output_ids(self) -> list[int]:
@@ -105,21 +110,31 @@ class Sequence:
             self.finish("stop", token)
         elif token in self.eos_token_ids and not self.params.ignore_eos:
             self.finish("stop")
-        elif self.num_output >= self.max_new_tokens:
-            self.finish("length")
+        else:
+            self._add_text(token)
+            if self._stop_strings.matched is not None:
+                self.finish("stop", self._stop_strings.matched)
+            elif self.num_output >= self.max_new_tokens:
+                self.finish("length")
         return self.finished
 
+    def _add_text(self, token: int) -> None:
+        if self.detokenizer is not None:
+            enabled = self.num_output > self.params.min_tokens
+            self.text += self._stop_strings.push(self.detokenizer.push([token]), enabled)
+
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
+        """End the request; text that was held back, for a stop string or a character, is shown now."""
+        if isinstance(stop_reason, int) and self.params.include_stop_str_in_output:
+            self._add_text(stop_reason)
+        if self.detokenizer is not None and self._stop_strings.matched is None:
+            self.text += self._stop_strings.push(self.detokenizer.flush(), enabled=False) + self._stop_strings.flush()
         self.finish_reason = reason
         self.stop_reason = stop_reason
         self.metrics.total_s = time.perf_counter() - self.added_at
 
-    def take_text(self, new_ids: Seq[int]) -> str:
-        """Text that `new_ids` complete; a cut multi-byte character waits for its rest unless the request is finished."""
-        if self.detokenizer is None:
-            return ""
-        new = self.detokenizer.push(new_ids)
-        if self.finished:
-            new += self.detokenizer.flush()
-        self.text += new
+    def take_text(self) -> str:
+        """Text since the last call. A stop string that may be beginning and a cut character wait for what follows."""
+        new = self.text[self._taken :]
+        self._taken = len(self.text)
         return new

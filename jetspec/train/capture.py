@@ -1,8 +1,8 @@
 """Capture: the target answers the prompts, and what the draft head will see of it is stored.
 
 Prompts are taken ``shard_sequences`` at a time; a shard is written when all of its sequences are finished, so memory
-holds one shard at most and a killed capture goes on after the last whole shard. A shard's content depends on its prompts
-alone, not on where the capture was interrupted.
+holds one shard at most and a killed capture goes on after the last whole shard. A shard's content depends on its
+prompts alone, not on where the capture was interrupted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.files import write_atomically
+from jetspec.train.pool import BLOCK_SIZE, blocks_for
 from jetspec.train.prompts import Prompt
 
 INDEX = "index.json"
@@ -54,8 +55,8 @@ def capture(
     ``on_progress`` is called with (sequences done, sequences in all).
 
     Raises:
-        JetSpecError: ``folder`` holds a capture of another target, other prompts or other settings; a prompt does not fit
-            the target.
+        JetSpecError: ``folder`` holds a capture of another target, other prompts or other settings; a prompt does not
+            fit the target.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,8 +124,17 @@ def _run(
 ) -> list[_Recorded]:
     """Answer ``prompts``, whose numbers start at ``first``, and return them in order."""
     recorder = _Recorder()
+    lengths = [
+        len(p.token_ids) + (settings.max_tokens if p.response_ids is None else len(p.response_ids)) for p in prompts
+    ]
     engine = Engine(
-        target, tap_layers=settings.tap_layers, want_hidden=True, observer=recorder, max_running=max_running
+        target,
+        num_blocks=blocks_for(lengths, max_running),
+        block_size=BLOCK_SIZE,
+        max_running=max_running,
+        tap_layers=settings.tap_layers,
+        want_hidden=True,
+        observer=recorder,
     )
     done: dict[int, _Recorded] = {}
     for number, prompt in enumerate(prompts):

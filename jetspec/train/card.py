@@ -27,6 +27,7 @@ def model_card(
     vocabulary = "over the whole vocabulary"
     if config.negatives is not None:
         vocabulary = f"over the tokens of the training text and {config.negatives} random others a step"
+    start = "the target's last layers" if config.init == "target" else "random"
     taps = ", ".join(map(str, head.target_layer_ids))
     kind = "causal" if head.causal else "bidirectional"
     return f"""---
@@ -36,8 +37,8 @@ tags: [speculative-decoding, jetspec, draft-head]
 
 # Draft head for {config.target}
 
-A JetSpec draft head: it proposes trees of tokens that its target, `{config.target}`, verifies in one forward. The output
-is the target's own, whatever the head proposes; a better head makes it arrive sooner.
+A JetSpec draft head: it proposes trees of tokens that its target, `{config.target}`, verifies in one forward. The
+output is the target's own, whatever the head proposes; a better head makes it arrive sooner.
 
 ```python
 from jetspec import LLM
@@ -59,10 +60,11 @@ llm = LLM("{config.target}", draft="path/to/this/directory")
 
 Forward KL from the target's next-token distribution to the head's, {vocabulary}, depth d weighing
 exp(-(d - 1) / {config.depth_gamma:g}). AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
-{config.warmup:.0%} warm-up and a cosine to {config.min_learning_rate:.0%}, weight decay {config.weight_decay:g}, gradients
-clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} blocks a step, at most {config.blocks_per_sequence} of
-a sequence. {progress.step} of {num_steps} steps in {progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial
-weights: {"the target's last layers" if config.init == "target" else "random"}. Last loss {progress.last_loss:.3f}.
+{config.warmup:.0%} warm-up and a cosine to {config.min_learning_rate:.0%}, weight decay {config.weight_decay:g},
+gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} blocks a step, at most
+{config.blocks_per_sequence} of a sequence. {progress.step} of {num_steps} steps in
+{progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial weights: {start}. Last loss
+{progress.last_loss:.3f}.
 
 ## Measured
 
@@ -72,10 +74,12 @@ weights: {"the target's last layers" if config.init == "target" else "random"}. 
 
 def _measured(config: TrainConfig, progress: Progress, exported_step: int) -> str:
     if not progress.best_step:
-        return f"These are the weights after step {exported_step}. No prompts were held out, so acceptance was not measured."
+        unmeasured = "No prompts were held out, so acceptance was not measured."
+        return f"These are the weights after step {exported_step}. {unmeasured}"
     value = progress.best_acceptance if exported_step == progress.best_step else progress.last_acceptance
     return (
         f"Acceptance length {value:.2f} (tokens committed per verify forward, bonus included) on {config.eval_prompts} "
-        f"held-out prompts, greedy, {config.eval_max_tokens} tokens each, trees of {config.tree_budget} rows. These are the "
-        f"weights after step {exported_step}" + (", the best measured." if config.export == "best" else ", the last.")
+        f"held-out prompts, greedy, up to {config.eval_max_tokens} tokens each, trees of {config.tree_budget} rows. "
+        f"These are the weights after step {exported_step}"
+        + (", the best measured." if config.export == "best" else ", the last.")
     )

@@ -1,6 +1,7 @@
 """What a training run needs to go on exactly where it was.
 
-Data order, anchors and learning rate are functions of the step's number, so the state is weights, optimizer and counters.
+Data order, anchors and learning rate are functions of the step's number, so the state is weights, optimizer and
+counters.
 """
 
 from __future__ import annotations

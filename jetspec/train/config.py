@@ -48,7 +48,7 @@ class TrainConfig:
             steps, then a cosine down to a share of the peak.
         seed: of the held-out split, sampled answers, initial weights, data order, anchors and negatives.
         tree_budget: rows of a verify forward where acceptance is measured.
-        eval_every: steps between measurements of acceptance; None measures five times. The last step is always measured.
+        eval_every: steps between measurements of acceptance; None measures five times. The last step is always one.
         eval_max_tokens: length of the answers in a measurement.
         export: "best" writes the weights with the best measured acceptance, "last" the final ones.
         dtype: number type of the exported weights.

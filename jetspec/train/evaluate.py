@@ -10,6 +10,10 @@ from jetspec.engine import Engine
 from jetspec.head import DraftHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
+from jetspec.train.pool import BLOCK_SIZE, blocks_for
+
+#: Prompts that are answered at the same time.
+MAX_RUNNING = 64
 
 
 @torch.inference_mode()
@@ -28,7 +32,15 @@ def acceptance_length(
     """
     was_training = head.training
     head.eval()
-    engine = Engine(target, head, tree_budget=tree_budget, max_running=len(prompts) or 1)
+    max_running = min(MAX_RUNNING, len(prompts)) or 1
+    engine = Engine(
+        target,
+        head,
+        tree_budget=tree_budget,
+        num_blocks=blocks_for([len(ids) + max_tokens for ids in prompts], max_running, tree_budget) or 1,
+        block_size=BLOCK_SIZE,
+        max_running=max_running,
+    )
     sequences = [
         engine.add(str(i), ids, SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i))
         for i, ids in enumerate(prompts)

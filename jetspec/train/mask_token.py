@@ -19,8 +19,8 @@ def choose_mask_token(
     """Id of a token that text never holds, so that it can mean "mask" alone.
 
     In this order: ``wanted`` (an id or a token's text); the tokenizer's own mask token; the first padded row of the
-    embedding, which belongs to no token; an added special token that is neither bos, eos, pad nor unk, does not occur in
-    the chat template and is not ``used``, the ids of the training data (the last of these). Never pad or eos.
+    embedding, which belongs to no token; an added special token that is neither bos, eos, pad nor unk, does not occur
+    in the chat template and is not ``used``, the ids of the training data (the last of these). Never pad or eos.
 
     Raises:
         JetSpecError: ``wanted`` is no token of this target, or there is no such token.

@@ -60,7 +60,7 @@ def read_prompts(
 def split_prompts(
     prompts: list[Prompt], *, held_out: int, max_prompts: int | None, seed: int
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """(prompts to train on, prompts held out). Held-out ones are drawn by ``seed``; copies of them are never trained on.
+    """(prompts to train on, prompts held out). The latter are drawn by ``seed``; copies of them are never trained on.
 
     Raises:
         JetSpecError: nothing would be left to train on.
@@ -72,7 +72,7 @@ def split_prompts(
     training = [p for i, p in enumerate(prompts) if i not in chosen and p.token_ids not in kept_apart]
     if not training:
         raise JetSpecError(
-            f"eval_prompts={held_out}: leaves none of {len(prompts)} prompts to train on; hold out fewer or give more prompts"
+            f"eval_prompts={held_out}: leaves none of {len(prompts)} prompts to train on; hold out fewer or give more"
         )
     return training[:max_prompts], evaluation
 

@@ -44,8 +44,8 @@ def train(
 ) -> TrainResult:
     """Train a draft head and write it to ``config.output``, going on where an earlier run of the same config stopped.
 
-    Writes ``config.json``, ``model.safetensors`` and ``README.md`` (loadable by ``load_head``), ``metrics.jsonl``, and the
-    working folders ``capture`` and ``checkpoint``.
+    Writes ``config.json``, ``model.safetensors`` and ``README.md`` (loadable by ``load_head``), ``metrics.jsonl``, and
+    the working folders ``capture`` and ``checkpoint``.
 
     Args:
         config: everything that decides the run.

@@ -110,7 +110,7 @@ class Trainer:
             self.head.eval()
 
     def choose_weights(self) -> int:
-        """Give the head the weights to export; returns their step. The best are those that accepted most when measured."""
+        """Give the head the weights to export; returns their step. The best are those measured best."""
         if self.config.export == "best" and self.progress.best_step:
             self.head.load_state_dict(load_best(self.folder, self.progress.best_step))
             return self.progress.best_step

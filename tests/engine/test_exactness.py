@@ -33,7 +33,13 @@ def make_prompts(n: int, seed: int = 0) -> list[list[int]]:
 def make_params(n: int, temperature: float) -> list[SamplingParams]:
     limits = [24, 31, 1, 40, 2]
     return [
-        SamplingParams(temperature=temperature, seed=100 + i, max_tokens=limits[i], ignore_eos=i == 3, stop_token_ids=[7] if i == 1 else None)
+        SamplingParams(
+            temperature=temperature,
+            seed=100 + i,
+            max_tokens=limits[i],
+            ignore_eos=i == 3,
+            stop_token_ids=[7] if i == 1 else None,
+        )
         for i in range(n)
     ]
 
@@ -44,7 +50,9 @@ def references(kind: str, prompts: list[list[int]], params: list[SamplingParams]
 
 
 def random_head(target: Target, seed: int = 0) -> DraftHead:
-    return DraftHead.from_target(target, num_layers=2, block_size=5, num_taps=2, mask_token_id=VOCAB_SIZE - 1, seed=seed)
+    return DraftHead.from_target(
+        target, num_layers=2, block_size=5, num_taps=2, mask_token_id=VOCAB_SIZE - 1, seed=seed
+    )
 
 
 def run(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[tuple[list[int], str]]:
@@ -56,7 +64,9 @@ def run(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) 
     return [(s.output_ids, s.finish_reason) for s in sequences]
 
 
-def make_draft(name: str, target: Target, prompts: list[list[int]], truth: list[tuple[list[int], str]]) -> DraftHead | Drafter | None:
+def make_draft(
+    name: str, target: Target, prompts: list[list[int]], truth: list[tuple[list[int], str]]
+) -> DraftHead | Drafter | None:
     if name == "none":
         return None
     if name == "random head":
@@ -73,7 +83,9 @@ def test_equals_plain_decoding(kind: str, batch: int, draft: str, temperature: f
     target = make_target(kind)
     prompts, params = make_prompts(batch), make_params(batch, temperature)
     truth = references(kind, prompts, params)
-    engine = Engine(target, make_draft(draft, target, prompts, truth), tree_budget=12, num_blocks=64, block_size=4, max_rows=64)
+    engine = Engine(
+        target, make_draft(draft, target, prompts, truth), tree_budget=12, num_blocks=64, block_size=4, max_rows=64
+    )
     assert run(engine, prompts, params) == truth
 
 
@@ -84,7 +96,12 @@ def test_small_forwards_and_few_blocks_change_nothing(max_rows: int, num_blocks:
     truth = references("llama", prompts, params)
     for draft in ("none", "random head", "oracle"):
         engine = Engine(
-            target, make_draft(draft, target, prompts, truth), tree_budget=9, num_blocks=num_blocks, block_size=4, max_rows=max_rows
+            target,
+            make_draft(draft, target, prompts, truth),
+            tree_budget=9,
+            num_blocks=num_blocks,
+            block_size=4,
+            max_rows=max_rows,
         )
         assert run(engine, prompts, params) == truth
 
@@ -94,7 +111,9 @@ def test_preemption_happens_and_loses_nothing() -> None:
     prompts = make_prompts(5)
     params = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * 5
     truth = references_greedy(prompts, params)
-    engine = Engine(target, make_draft("oracle", target, prompts, truth), tree_budget=8, num_blocks=30, block_size=4, max_rows=32)
+    engine = Engine(
+        target, make_draft("oracle", target, prompts, truth), tree_budget=8, num_blocks=30, block_size=4, max_rows=32
+    )
     sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
     while engine.has_work:
         engine.step()
@@ -140,19 +159,21 @@ def test_stops_inside_an_accepted_path() -> None:
     target = make_target("llama")
     prompt = make_prompts(1)[0]
     plain = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    (long, _), = references_greedy([prompt], [plain])
+    ((long, _),) = references_greedy([prompt], [plain])
     for cut in range(1, 12):
         stop = long[cut]
         expected = long[: long.index(stop) + 1]
         params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, stop_token_ids=[stop])
-        engine = Engine(target, OracleDrafter({tuple(prompt): long}, VOCAB_SIZE, hit=1.0), tree_budget=30, num_blocks=64)
+        engine = Engine(
+            target, OracleDrafter({tuple(prompt): long}, VOCAB_SIZE, hit=1.0), tree_budget=30, num_blocks=64
+        )
         assert run(engine, [prompt], [params]) == [(expected, "stop")]
 
 
 def test_stop_wins_over_length() -> None:
     target = make_target("llama")
     prompt = make_prompts(1)[0]
-    (long, _), = references_greedy([prompt], [SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)])
+    ((long, _),) = references_greedy([prompt], [SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)])
     limit = long.index(long[5]) + 1
     params = SamplingParams(temperature=0, max_tokens=limit, ignore_eos=True, stop_token_ids=[long[5]])
     engine = Engine(target, OracleDrafter({tuple(prompt): long}, VOCAB_SIZE, hit=1.0), tree_budget=30, num_blocks=64)
@@ -180,5 +201,7 @@ def test_cancel_frees_blocks_and_leaves_others_alone() -> None:
     assert engine.cancel("1") is None
     while engine.has_work:
         engine.step()
-    assert [(s.output_ids, s.finish_reason) for i, s in enumerate(sequences) if i != 1] == [t for i, t in enumerate(truth) if i != 1]
+    assert [(s.output_ids, s.finish_reason) for i, s in enumerate(sequences) if i != 1] == [
+        t for i, t in enumerate(truth) if i != 1
+    ]
     assert engine.blocks.num_free == 64

@@ -1,0 +1,137 @@
+"""One step's gradient: no look past the anchor, no weight on rows without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from jetspec.head import DraftHead
+from jetspec.target import Target
+from jetspec.train import TrainConfig
+from jetspec.train.blocks import keyed_generator, make_blocks, sample_anchors
+from jetspec.train.capture import CaptureSettings, capture
+from jetspec.train.dataset import Captured, CapturedSequences
+from jetspec.train.prompts import Prompt
+from jetspec.train.step import GradientStep
+
+PROMPTS = [
+    Prompt((4, 5, 6, 7), (8, 9, 10, 11, 12, 13)),
+    Prompt((9, 8, 7), (20, 30)),
+    Prompt((3, 2, 1, 5, 6), (7, 2, 4)),
+]
+
+
+@pytest.fixture
+def data(target: Target, tmp_path: Path) -> CapturedSequences:
+    capture(target, PROMPTS, tmp_path / "capture", CaptureSettings(tap_layers=(1, 3)))
+    return CapturedSequences(tmp_path / "capture")
+
+
+def new_head(target: Target) -> DraftHead:
+    return DraftHead.from_target(
+        target, num_layers=2, block_size=4, target_layer_ids=(1, 3), mask_token_id=270, init="random"
+    )
+
+
+def gradients(head: DraftHead) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in head.parameters() if p.grad is not None]
+
+
+def test_loss_and_gradient_equal_a_readable_reference(
+    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig]
+) -> None:
+    config = make_config()
+    head = new_head(target)
+    loss, blocks = GradientStep(target, head, data, config)(0, 0, [0, 1, 2])
+    ours = gradients(head)
+    head.zero_grad()
+    total = torch.zeros(())
+    weight_sum = 0.0
+    count = 0
+    for index in range(3):
+        sequence = data.read(index)
+        length = len(sequence.token_ids)
+        for anchor in sample_anchors(length, sequence.loss_start, 8, keyed_generator(0, 0, index)).tolist():
+            count += 1
+            one = make_blocks(sequence.token_ids, torch.tensor([anchor]), 4, 270, config.depth_gamma)
+            context = head.context(sequence.taps[:anchor].float())
+            hidden = head.forward_train(context, target.embed(one.input_ids), one.anchors)[0]
+            for depth in range(1, 4):
+                if anchor + depth >= length:
+                    continue
+                weight = float(torch.exp(torch.tensor(-(depth - 1) / config.depth_gamma)))
+                teacher = target.lm_head(sequence.hidden[anchor + depth - 1].float()).log_softmax(-1)
+                drafted = target.lm_head(hidden[depth]).log_softmax(-1)
+                total = total + weight * functional.kl_div(drafted, teacher, log_target=True, reduction="sum")
+                weight_sum += weight
+    (total / weight_sum).backward()
+    assert blocks == count
+    assert loss == pytest.approx(float(total.detach()) / weight_sum, rel=1e-4)
+    for mine, theirs in zip(ours, gradients(head), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_block_cannot_see_past_its_anchor(
+    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Perturbed taps from the last anchor on change nothing; those before it do."""
+    config = make_config(blocks_per_sequence=1)
+    read = data.read
+    length, start = data.lengths[0], data.loss_starts[0]
+    anchor = int(sample_anchors(length, start, 1, keyed_generator(config.seed, 0, 0)))
+
+    def perturbed(first: int) -> Callable[..., Captured]:
+        def changed(index: int, rows: int | None = None) -> Captured:
+            # All rows are handed over, so that the head's mask alone keeps them out.
+            whole = read(index)
+            taps = whole.taps.clone()
+            taps[first:] += 3
+            return Captured(whole.token_ids, whole.loss_start, taps, whole.hidden)
+
+        return changed
+
+    losses = []
+    for first in (10**6, anchor, anchor - 1):
+        monkeypatch.setattr(data, "read", perturbed(first))
+        losses.append(GradientStep(target, new_head(target), data, config)(0, 0, [0])[0])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_blocks_without_loss_do_not_dilute_the_average(
+    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with an additional sequence whose blocks carry no loss has the loss and gradient of the step without."""
+    from jetspec.train import step as step_module
+
+    config = make_config()
+    alone, together = new_head(target), new_head(target)
+    loss, _ = GradientStep(target, alone, data, config)(0, 0, [0])
+
+    def silent(token_ids: torch.Tensor, *args: object) -> object:
+        blocks = make_blocks(token_ids, *args)
+        if len(token_ids) == data.lengths[1]:
+            blocks.weights.zero_()
+        return blocks
+
+    monkeypatch.setattr(step_module, "make_blocks", silent)
+    step = GradientStep(target, together, data, config)
+    assert step(0, 0, [0, 1])[0] == loss
+    for a, b in zip(gradients(alone), gradients(together), strict=True):
+        assert torch.equal(a, b)
+    assert step(0, 0, [1])[0] == 0.0
+
+
+def test_negatives_that_cover_the_vocabulary_change_nothing(
+    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig]
+) -> None:
+    whole, all_but_one, few = (
+        GradientStep(target, new_head(target), data, make_config(negatives=n))(0, 0, [0, 1, 2])[0]
+        for n in (None, target.vocab_size - len(data.distinct_tokens()) - 1, 60)
+    )
+    assert all_but_one == pytest.approx(whole, rel=0.02)
+    assert few != whole
+    assert few == pytest.approx(whole, rel=0.3)

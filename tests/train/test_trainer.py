@@ -1,0 +1,175 @@
+"""The whole run: it learns, resumes bit-identically, exports what it trained."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from jetspec.errors import JetSpecError
+from jetspec.head import load_head
+from jetspec.target import Target
+from jetspec.train import StepInfo, TrainConfig, acceptance_length, train
+from jetspec.train.schedule import DataOrder, learning_rate
+
+MakeConfig = Callable[..., TrainConfig]
+
+
+def losses(output: Path) -> list[tuple]:
+    """What a run logged, without times."""
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r.get("loss"), r.get("learning_rate"), r.get("acceptance_length")) for r in lines]
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    a, b = load_head(left).state_dict(), load_head(right).state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert losses(left) == losses(right)
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(step: int) -> Callable[[StepInfo], None]:
+    def watch(info: StepInfo) -> None:
+        if info.step == step:
+            raise Killed
+
+    return watch
+
+
+def test_training_on_200_prompts_makes_the_loss_fall(target: Target, make_config: MakeConfig) -> None:
+    config = make_config(max_prompts=None, max_steps=60, blocks_per_step=64, eval_every=60, shard_sequences=64)
+    seen: list[float] = []
+    result = train(config, target=target, watch=lambda info: seen.append(info.loss))
+    assert result.finished
+    assert result.steps == len(seen) == 60
+    assert sum(seen[-10:]) < 0.8 * sum(seen[:10])
+
+
+def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig) -> None:
+    config = make_config("whole", export="last")
+    train(config, target=target)
+    # A checkpoint every 3 steps and with every measurement; killed between two of them, twice.
+    killed = make_config("killed", export="last", checkpoint_every=3)
+    for step in (5, 8):
+        with pytest.raises(Killed):
+            train(killed, target=target, watch=kill_at(step))
+    result = train(killed, target=target)
+    assert result.steps == 8
+    assert_same_run(config.folder, killed.folder)
+
+
+def test_resuming_after_sigkill(target: Target, make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("whole", export="last", max_steps=6)
+    train(config, target=target)
+    script = tmp_path / "victim.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "import torch\n"
+        f"torch.set_num_threads({torch.get_num_threads()})\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "from jetspec.train import TrainConfig, train\n"
+        "from tests.tiny import tiny_target\n"
+        f"settings = {config.to_dict()!r}\n"
+        f"settings.update(output={str(tmp_path / 'killed')!r}, checkpoint_every=1)\n"
+        "watch = lambda info: os.kill(os.getpid(), signal.SIGKILL) if info.step == 3 else None\n"
+        "train(TrainConfig(**settings), target=tiny_target(text=True, seed=3), watch=watch)\n"
+    )
+    victim = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert victim.returncode == -signal.SIGKILL, victim.stderr
+    steps: list[int] = []
+    train(make_config("killed", export="last", max_steps=6), target=target, watch=lambda info: steps.append(info.step))
+    assert steps == [4, 5, 6]
+    assert_same_run(config.folder, tmp_path / "killed")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"learning_rate": 1e-2}, {"seed": 1}, {"max_steps": 9}, {"gamma": 1.0}, {"blocks_per_step": 9}, {"max_tokens": 9}],
+)
+def test_another_configuration_cannot_resume(target: Target, make_config: MakeConfig, change: dict) -> None:
+    train(make_config(max_steps=2, eval_prompts=0), target=target)
+    with pytest.raises(JetSpecError, match=f"^{next(iter(change))}: the run in"):
+        train(make_config(**{"max_steps": 2, "eval_prompts": 0, **change}), target=target)
+    train(make_config(max_steps=2, eval_prompts=0, log_every=1, checkpoint_every=7), target=target)
+
+
+def test_the_exported_head_is_the_trained_one(target: Target, make_config: MakeConfig) -> None:
+    config = make_config()
+    result = train(config, target=target)
+    head = load_head(config.folder)
+    taps = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))
+    block = target.embed(torch.tensor([[1, head.config.mask_token_id, head.config.mask_token_id]]))
+    from jetspec.train.checkpoint import load_best
+
+    trained = load_head(config.folder)
+    trained.load_state_dict(load_best(config.folder / "checkpoint", result.exported_step))
+    outputs = [target.lm_head(h.forward_train(h.context(taps), block, torch.tensor([9]))) for h in (head, trained)]
+    assert torch.equal(*outputs)
+    assert "acceptance length" in (config.folder / "README.md").read_text().lower()
+    measured = [line[3] for line in losses(config.folder) if line[3] is not None]
+    assert result.acceptance_length == max(measured)
+    assert head.config.mask_token_id not in target.eos_token_ids
+    assert head.config.mask_token_id == len(target.tokenizer)
+
+
+def test_export_in_bfloat16_and_without_held_out_prompts(target: Target, make_config: MakeConfig) -> None:
+    config = make_config(dtype="bfloat16", eval_prompts=0, max_steps=2)
+    result = train(config, target=target)
+    assert load_head(config.folder).dtype == torch.bfloat16
+    assert result.exported_step == 2
+    assert "acceptance was not measured" in (config.folder / "README.md").read_text()
+
+
+def test_a_time_limit_stops_the_run_which_then_goes_on(target: Target, make_config: MakeConfig) -> None:
+    whole = make_config("whole", export="last")
+    train(whole, target=target)
+    first = train(make_config("limited", export="last", max_minutes=1e-9), target=target)
+    assert (first.steps, first.num_steps, first.finished) == (1, 8, False)
+    assert train(make_config("limited", export="last"), target=target).finished
+    assert_same_run(whole.folder, make_config("limited").folder)
+
+
+def test_acceptance_length_counts_tokens_per_verify_forward(target: Target, make_config: MakeConfig) -> None:
+    config = make_config(max_steps=1, eval_prompts=0)
+    train(config, target=target)
+    head = load_head(config.folder)
+    prompts = [[5, 6, 7], [8, 9, 10, 11]]
+    assert acceptance_length(target, head, prompts, tree_budget=1, max_tokens=9) == 1.0
+    assert 1.0 <= acceptance_length(target, head, prompts, tree_budget=8, max_tokens=9) <= config.block_size
+    assert acceptance_length(target, head, prompts, tree_budget=8, max_tokens=1) == 0.0
+
+
+def test_schedule() -> None:
+    rates = [learning_rate(s, 100, peak=2.0, floor=0.1, warmup=0.1) for s in range(100)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[9] == rates[10] == 2.0
+    assert rates[-1] == pytest.approx(0.2)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    order = DataOrder([2, 2, 2], 4, seed=0, epochs=2)
+    assert [order.step(s)[0] for s in range(order.num_steps)] == [0, 0, 1, 1]
+    assert DataOrder([2, 2, 2], 4, seed=0, epochs=1, max_steps=7).step(6)[0] == 3
+    with pytest.raises(JetSpecError, match="prompts: no answer"):
+        DataOrder([0, 0], 4, seed=0, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 1}, "block_size=1: must be at least 2"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
+        ({"warmup": 2.0}, r"warmup=2.0: a share"),
+        ({"export": "first"}, "export='first': one of best, last"),
+    ],
+)
+def test_a_configuration_names_its_bad_field(make_config: MakeConfig, change: dict, message: str) -> None:
+    with pytest.raises(JetSpecError, match=message):
+        make_config(**change)
