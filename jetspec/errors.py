@@ -1,5 +1,13 @@
-"""The one error type raised for input that JetSpec cannot honour."""
+"""The errors JetSpec raises for input that it cannot honour."""
 
 
 class JetSpecError(ValueError):
     """A request, checkpoint or model that cannot be honoured; the message names the field and the fix."""
+
+
+class RequestError(JetSpecError):
+    """Requests that failed while others ran on; `outputs` holds what every request of the call produced."""
+
+    def __init__(self, message: str, outputs: list) -> None:
+        super().__init__(message)
+        self.outputs = outputs

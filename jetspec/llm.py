@@ -12,7 +12,7 @@ import torch
 
 from jetspec.engine import Engine, Observer, RequestMetrics
 from jetspec.engine import Sequence as EngineSequence
-from jetspec.errors import JetSpecError
+from jetspec.errors import JetSpecError, RequestError
 from jetspec.head import DraftHead, load_head
 from jetspec.sampling import Logprob, SamplingParams, child_seed
 from jetspec.target import Target, load_target
@@ -25,7 +25,7 @@ OnToken = Callable[[int, list[int], str], None]
 
 @dataclass
 class CompletionOutput:
-    """One answer. `finish_reason` is "stop", "length" or "abort"; `stop_reason` the stop token or string that ended it."""
+    """One answer. `finish_reason` is "stop", "length", "abort" or "error"; `stop_reason` the stop token or string that ended it."""
 
     index: int
     text: str
@@ -113,6 +113,8 @@ class LLM:
 
         Raises:
             JetSpecError: a prompt or its parameters are refused; nothing has run then.
+            RequestError: a request failed on the way, in a logits processor say. All others have finished: the error's
+                `outputs` holds every answer.
         """
         batch = _as_list(prompts)
         texts = [p if isinstance(p, str) else None for p in batch]
@@ -185,7 +187,13 @@ class LLM:
             # An error or an interrupt must not leave requests behind that hold cache blocks.
             for sequence in (s for answers in running for s in answers if not s.finished):
                 self.engine.cancel(sequence.request_id)
-        return [_output(answers, text) for answers, text in zip(running, texts, strict=True)]
+        outputs = [_output(answers, text) for answers, text in zip(running, texts, strict=True)]
+        failed = [(i, s.error) for i, answers in enumerate(running) for s in answers if s.error is not None]
+        if failed:
+            index, error = failed[0]
+            message = f"prompt {index}: {error}" + (f" ({len(failed)} requests failed)" if len(failed) > 1 else "")
+            raise RequestError(message, outputs) from error
+        return outputs
 
 
 def _answers(params: SamplingParams) -> list[SamplingParams]:

@@ -32,7 +32,8 @@ class KVCache:
         self.values = [self._pool(shape) for shape in shapes]
 
     def _pool(self, shape: tuple[int, int]) -> Tensor:
-        return torch.zeros(self.num_slots, *shape, dtype=self.dtype, device=self.device)
+        # Not zeroed: a slot is written before it is read, and memory that no sequence reaches is never touched.
+        return torch.empty(self.num_slots, *shape, dtype=self.dtype, device=self.device)
 
     @property
     def num_layers(self) -> int:

@@ -29,7 +29,7 @@ DEFAULT_GPU_CACHE_SHARE = 0.8
 
 @dataclass
 class StepOutput:
-    """What one round produced for one request. `sequence` carries its whole state."""
+    """What one round produced for one request. `sequence` carries its whole state, `sequence.error` why it failed."""
 
     sequence: Sequence
     new_token_ids: list[int]
@@ -233,9 +233,10 @@ class Engine:
             if not part.tokens:
                 walks.append(None)
                 continue
-            walked = self._accept(part, output.logits, greedy, start)
-            walks.append(walked)
-            outputs.append(StepOutput(part.sequence, walked.tokens, part.sequence.take_text()))
+            known = len(part.sequence.token_ids)
+            walks.append(self._accept(part, output.logits, greedy, start))
+            new_ids = part.sequence.token_ids[known:]
+            outputs.append(StepOutput(part.sequence, new_ids, part.sequence.take_text()))
         self._commit(parts, batch, walks, output)
         for done in [o.sequence for o in outputs if o.finished]:
             self.scheduler.release(done)
@@ -289,8 +290,8 @@ class Engine:
         )
         return output, starts
 
-    def _accept(self, part: _Part, logits: torch.Tensor, greedy: list[int], start: int) -> Walk:
-        """Walk the part's tree with the target's own choices, which become the sequence's tokens."""
+    def _accept(self, part: _Part, logits: torch.Tensor, greedy: list[int], start: int) -> Walk | None:
+        """Walk the part's tree with the target's own choices, which become the sequence's tokens; None if that failed."""
         sequence = part.sequence
         plain_greedy = sequence.params.greedy and not sequence.params.has_processors
 
@@ -301,7 +302,11 @@ class Engine:
                 sequence.logprobs += top_logprobs(row_logits, [token], sequence.params.logprobs)
             return token
 
-        walked = walk(part.tokens, part.parents, pick, stop=sequence.append)
+        try:
+            walked = walk(part.tokens, part.parents, pick, stop=sequence.append)
+        except Exception as error:  # a user's processor may raise anything; the other requests run on
+            sequence.fail(error)
+            return None
         if part.is_round:
             sequence.metrics.rounds += 1
             sequence.metrics.tree_rows += len(part.tokens)

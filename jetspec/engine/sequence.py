@@ -60,6 +60,7 @@ class Sequence:
     num_cached: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: Exception | None = None
     text: str = ""
     #: Per output token, and per prompt token (None for the first), where the request asks for them.
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -132,6 +133,11 @@ class Sequence:
         self.finish_reason = reason
         self.stop_reason = stop_reason
         self.metrics.total_s = time.perf_counter() - self.added_at
+
+    def fail(self, error: Exception) -> None:
+        """End the request because of an error of its own."""
+        self.error = error
+        self.finish("error")
 
     def take_text(self) -> str:
         """Text since the last call. A stop string that may be beginning and a cut character wait for what follows."""
