@@ -25,7 +25,9 @@ def main() -> int:
     if sys.version_info < (3, 10):  # noqa: UP036 - this is where an older Python is told
         print("JetSpec needs Python 3.10 or newer; this is " + sys.version.split()[0], file=sys.stderr)
         return 2
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("command", choices=list(EXTRAS))
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where the environment lives (.venv)")
     parser.add_argument("--cpu", action="store_true", help="take PyTorch's CPU build, smaller where there is no GPU")

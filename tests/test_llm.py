@@ -7,9 +7,10 @@ import pytest
 from jetspec import LLM, SamplingParams
 from jetspec.errors import JetSpecError, RequestError
 from jetspec.head import DraftHead
-from tests.tiny import tiny_target
+from tests.tiny import tiny_target, tiny_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
+ABC = tiny_tokenizer().encode("abc")
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,9 @@ def llm() -> LLM:
 
 def test_prompts_may_be_texts_or_ids_one_or_many(llm: LLM) -> None:
     one = llm.generate("abc", GREEDY)
-    assert one[0].prompt == "abc" and one[0].prompt_token_ids == list(b"abc")
-    assert [o.outputs[0].token_ids for o in llm.generate([97, 98, 99], GREEDY)] == [one[0].outputs[0].token_ids]
-    many = llm.generate(["x", "abc", [97, 98, 99]], [SamplingParams(temperature=0, max_tokens=2), GREEDY, GREEDY])
+    assert one[0].prompt == "abc" and one[0].prompt_token_ids == ABC
+    assert [o.outputs[0].token_ids for o in llm.generate(ABC, GREEDY)] == [one[0].outputs[0].token_ids]
+    many = llm.generate(["x", "abc", ABC], [SamplingParams(temperature=0, max_tokens=2), GREEDY, GREEDY])
     assert [len(o.outputs[0].token_ids) for o in many][0] == 2
     assert many[1].outputs == many[2].outputs == one[0].outputs
 

@@ -104,7 +104,7 @@ def inspect(
         )
         return
     header = Text(f"round {round_number}", style="bold")
-    header.append(f"  {len(nodes)} rows, {len(record.new_tokens)} tokens out", style="not bold")
+    header.append(f"  rows in: {len(nodes)}, tokens out: {len(record.new_tokens)}", style="not bold")
     results.print(header)
     results.print(Text(f"answer so far: ...{answer[-60:]!r}", style="dim"))
     results.print(draw(nodes))

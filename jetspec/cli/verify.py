@@ -49,7 +49,7 @@ def verify(
     prompts_file: PromptsOption = None,
     tree_budget: BudgetOption = 16,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer compared.")] = 64,
-    samples: Annotated[int, typer.Option("--samples", min=100, help="Draws of the goodness-of-fit test.")] = 1000,
+    samples: Annotated[int, typer.Option("--samples", min=100, help="Draws of the goodness-of-fit test.")] = 500,
     temperature: Annotated[float, typer.Option("--temperature", help="Temperature of the sampled checks.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="First seed of the sampled checks.")] = 0,
     chat: ChatOption = None,

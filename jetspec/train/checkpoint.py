@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from jetspec.train.config import TrainConfig, check_same_run
 from jetspec.train.files import write_atomically
 
 FOLDER = "checkpoint"
@@ -36,17 +37,17 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path,
-    config: dict[str, Any],
+    config: TrainConfig,
     progress: Progress,
     head: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
     """Write the state in one file, then remove weights of earlier best steps, which nothing refers to any more."""
+    folder = config.folder / FOLDER
     buffer = io.BytesIO()
     torch.save(
         {
-            "config": config,
+            "config": config.to_dict(),
             "progress": asdict(progress),
             "head": head.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -60,12 +61,17 @@ def save_checkpoint(
             path.unlink()
 
 
-def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The saved state, or None where there is none. ``progress`` is a ``Progress``."""
-    path = folder / STATE
+def load_checkpoint(config: TrainConfig) -> dict[str, Any] | None:
+    """The saved state of the run in ``config.output``, or None where there is none. ``progress`` is a ``Progress``.
+
+    Raises:
+        JetSpecError: the run has another configuration; names the field.
+    """
+    path = config.folder / FOLDER / STATE
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    check_same_run(state["config"], config)
     state["progress"] = Progress(**state["progress"])
     return state
 

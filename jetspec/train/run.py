@@ -12,8 +12,8 @@ from jetspec.head import DraftHead, save_head
 from jetspec.target import Target, default_tap_layers, load_target
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.card import model_card
-from jetspec.train.checkpoint import FOLDER, load_checkpoint
-from jetspec.train.config import TrainConfig, check_same_run
+from jetspec.train.checkpoint import load_checkpoint
+from jetspec.train.config import TrainConfig
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.display import Display
 from jetspec.train.files import write_atomically
@@ -56,10 +56,7 @@ def train(
     Raises:
         JetSpecError: a file, a value or the target does not fit; the message names it.
     """
-    saved = load_checkpoint(config.folder / FOLDER)
-    if saved is not None:
-        check_same_run(saved["config"], config)
-    del saved
+    load_checkpoint(config)  # a run of another configuration is refused before the work starts
     target = load_target(config.target) if target is None else target
     prompts = read_prompts(config.prompts, target.tokenizer, chat=config.chat)
     training, held_out = split_prompts(

@@ -14,7 +14,7 @@ from jetspec.head import DraftHead
 from jetspec.target import Target
 from jetspec.train.blocks import anchor_range
 from jetspec.train.checkpoint import FOLDER, Progress, load_best, load_checkpoint, save_best, save_checkpoint
-from jetspec.train.config import TrainConfig, check_same_run
+from jetspec.train.config import TrainConfig
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.evaluate import acceptance_length
 from jetspec.train.metrics import MetricsFile
@@ -176,13 +176,12 @@ class Trainer:
         return accepted
 
     def _save(self) -> None:
-        save_checkpoint(self.folder, self.config.to_dict(), self.progress, self.head, self.optimizer)
+        save_checkpoint(self.config, self.progress, self.head, self.optimizer)
 
     def _resume(self) -> Progress:
-        state = load_checkpoint(self.folder)
+        state = load_checkpoint(self.config)
         if state is None:
             return Progress()
-        check_same_run(state["config"], self.config)
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         progress: Progress = state["progress"]
