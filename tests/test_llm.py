@@ -22,10 +22,11 @@ def llm() -> LLM:
 
 def test_prompts_may_be_texts_or_ids_one_or_many(llm: LLM) -> None:
     one = llm.generate("abc", GREEDY)
-    assert one[0].prompt == "abc" and one[0].prompt_token_ids == ABC
+    assert one[0].prompt == "abc"
+    assert one[0].prompt_token_ids == ABC
     assert [o.outputs[0].token_ids for o in llm.generate(ABC, GREEDY)] == [one[0].outputs[0].token_ids]
     many = llm.generate(["x", "abc", ABC], [SamplingParams(temperature=0, max_tokens=2), GREEDY, GREEDY])
-    assert [len(o.outputs[0].token_ids) for o in many][0] == 2
+    assert next(len(o.outputs[0].token_ids) for o in many) == 2
     assert many[1].outputs == many[2].outputs == one[0].outputs
 
 
@@ -81,7 +82,8 @@ def test_an_interrupt_leaves_no_request_behind(llm: LLM) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["abc", "x"], GREEDY, on_token=interrupt)
-    assert not llm.engine.has_work and llm.engine.blocks.num_free == free
+    assert not llm.engine.has_work
+    assert llm.engine.blocks.num_free == free
 
 
 def test_params_must_match_the_prompts(llm: LLM) -> None:
@@ -97,4 +99,5 @@ def test_unseeded_requests_differ_but_a_run_repeats() -> None:
         return [o.outputs[0].token_ids for o in outputs]
 
     first = answers()
-    assert first[0] != first[1] and first == answers()
+    assert first[0] != first[1]
+    assert first == answers()

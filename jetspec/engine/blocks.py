@@ -1,17 +1,34 @@
-"""Blocks of KV-cache slots and the table that maps a sequence's positions to them."""
+"""Blocks of KV-cache slots, shared by common prefixes, and the table that maps a sequence's positions to them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import count
+
 import torch
+
+#: What a full block holds: the id of the block content before it (0 at the start) and its own tokens.
+Content = tuple[int, tuple[int, ...]]
 
 
 class BlockManager:
-    """Hands out block ids `0 .. num_blocks - 1`, each standing for `block_size` consecutive cache slots."""
+    """Hands out block ids `0 .. num_blocks - 1`, each standing for `block_size` consecutive cache slots.
+
+    A full block whose K/V are final can be published. A published block is found again by its content, that is its
+    tokens and all before them, and shared between sequences; it keeps its content after it is freed, until it is
+    handed out anew, the longest unused first.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._users = [0] * num_blocks
+        # A content's id is never used twice, so content behind a block that is gone cannot be mistaken for another.
+        self._content_ids = count(1)
+        self._published: dict[Content, tuple[int, int]] = {}  # content -> (block, content id)
+        self._content_of: dict[int, Content] = {}
 
     @property
     def num_free(self) -> int:
@@ -21,14 +38,44 @@ class BlockManager:
         """Blocks that `num_tokens` consecutive positions occupy."""
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks; the caller has checked `num_free`."""
-        if count > len(self._free):
-            raise RuntimeError(f"asked for {count} KV-cache blocks with {len(self._free)} free")
-        return [self._free.pop() for _ in range(count)]
+    def allocate(self, number: int) -> list[int]:
+        """Take `number` blocks; the caller has checked `num_free`."""
+        if number > len(self._free):
+            raise RuntimeError(f"asked for {number} KV-cache blocks with {len(self._free)} free")
+        blocks = [self._free.popitem(last=False)[0] for _ in range(number)]
+        for block in blocks:
+            self._users[block] = 1
+            content = self._content_of.pop(block, None)
+            if content is not None:
+                del self._published[content]
+        return blocks
 
-    def free(self, blocks: list[int]) -> None:
-        self._free.extend(reversed(blocks))
+    def free(self, blocks: Sequence[int]) -> None:
+        """Give up one use of each block. Blocks that hold nothing findable are reused first."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                self._free[block] = None
+                if block not in self._content_of:
+                    self._free.move_to_end(block, last=False)
+
+    def publish(self, block: int, content: Content) -> int:
+        """Make a full, final block findable; returns the id of its content, which may be in another block already."""
+        found = self._published.get(content)
+        if found is not None:
+            return found[1]
+        content_id = next(self._content_ids)
+        self._published[content] = (block, content_id)
+        self._content_of[block] = content
+        return content_id
+
+    def take(self, content: Content) -> tuple[int, int] | None:
+        """Use the block with this content: (block, content id), or None if there is none."""
+        found = self._published.get(content)
+        if found is not None:
+            self._users[found[0]] += 1
+            self._free.pop(found[0], None)
+        return found
 
 
 class BlockTable:
@@ -37,6 +84,7 @@ class BlockTable:
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager
         self.blocks: list[int] = []
+        self._content_ids: list[int] = []  # of the leading blocks that are published
         self._slots: torch.Tensor | None = None
 
     @property
@@ -61,7 +109,31 @@ class BlockTable:
         if keep < len(self.blocks):
             self._manager.free(self.blocks[keep:])
             del self.blocks[keep:]
+            del self._content_ids[keep:]
             self._slots = None
+
+    def take_prefix(self, token_ids: Sequence[int]) -> int:
+        """Start an empty table with the published blocks of the longest prefix of `token_ids`; returns its length."""
+        size = self._manager.block_size
+        for start in range(0, len(token_ids) - size + 1, size):
+            found = self._manager.take(self._content(token_ids, start))
+            if found is None:
+                break
+            self.blocks.append(found[0])
+            self._content_ids.append(found[1])
+        self._slots = None
+        return self.capacity
+
+    def publish(self, token_ids: Sequence[int], num_final: int) -> None:
+        """Publish the blocks that `num_final` tokens with final K/V fill."""
+        size = self._manager.block_size
+        for start in range(len(self._content_ids) * size, num_final - size + 1, size):
+            content_id = self._manager.publish(self.blocks[start // size], self._content(token_ids, start))
+            self._content_ids.append(content_id)
+
+    def _content(self, token_ids: Sequence[int], start: int) -> Content:
+        before = self._content_ids[-1] if self._content_ids else 0
+        return before, tuple(token_ids[start : start + self._manager.block_size])
 
     def slots(self, start: int, stop: int) -> torch.Tensor:
         """Cache slots of positions `start .. stop - 1`, int64 on the CPU."""

@@ -90,6 +90,8 @@ class Engine:
         block_size: tokens a K/V block holds.
         max_rows: rows of one target forward, over all sequences.
         max_running: sequences that decode at the same time.
+        share_prefixes: start requests behind a prefix that other requests left in the cache. Rows of such a prefix do
+            not run, so `observer` does not see them.
         seed: where the noise of requests without a seed comes from.
         tap_layers: layers whose outputs `observer` is given; by default the head's.
         want_hidden: also give `observer` the final hidden states.
@@ -109,6 +111,7 @@ class Engine:
         block_size: int = 16,
         max_rows: int = 1024,
         max_running: int = 64,
+        share_prefixes: bool = True,
         seed: int = 0,
         tap_layers: Seq[int] | None = None,
         want_hidden: bool = False,
@@ -131,7 +134,11 @@ class Engine:
         self.cache: KVCache = target.new_cache(num_blocks, block_size)
         self.drafter: Drafter | None = draft if head is None else HeadDrafter(head, target, num_blocks, block_size)
         self.scheduler = Scheduler(
-            self.blocks, tree_budget=1 if draft is None else tree_budget, max_rows=max_rows, max_running=max_running
+            self.blocks,
+            tree_budget=1 if draft is None else tree_budget,
+            max_rows=max_rows,
+            max_running=max_running,
+            share_prefixes=share_prefixes,
         )
         drafter_taps = self.drafter.tap_layers if self.drafter is not None else ()
         if drafter_taps and tap_layers is not None and tuple(tap_layers) != tuple(drafter_taps):
@@ -333,6 +340,7 @@ class Engine:
             kept_rows += kept
             sequence.num_cached += len(rows)
             sequence.table.trim(sequence.num_cached + 1)
+            sequence.table.publish(sequence.token_ids, sequence.num_cached)
             if self.observer is not None:
                 tokens = part.row_tokens
                 self.observer.committed(

@@ -21,11 +21,15 @@ class Scheduler:
     """Shares `max_rows` and the cache blocks between decoding sequences, prompt chunks and new requests.
 
     Every decoding sequence gets its root row; what is left goes to prompt chunks in order of arrival and to trees.
-    When blocks run out the newest sequence is preempted: its blocks are freed and its K/V recomputed later.
+    A new request starts behind the longest prefix whose blocks are known. When blocks run out the newest sequence is
+    preempted: its blocks are freed and its K/V recomputed later.
     """
 
-    def __init__(self, blocks: BlockManager, *, tree_budget: int, max_rows: int, max_running: int) -> None:
+    def __init__(
+        self, blocks: BlockManager, *, tree_budget: int, max_rows: int, max_running: int, share_prefixes: bool
+    ) -> None:
         self.blocks = blocks
+        self.share_prefixes = share_prefixes
         self.tree_budget = tree_budget
         self.max_rows = max_rows
         self.max_running = min(max_running, max_rows)
@@ -45,8 +49,8 @@ class Scheduler:
 
     def schedule(self) -> list[Grant]:
         """Grants for the next round, in order of admission; blocks for all granted rows are reserved."""
-        decoding = self._reserve_roots()
         self._admit()
+        decoding = self._reserve_roots()
         prefilling = [s for s in self.running if not s.is_decoding]
         # While prompts wait, trees leave half of the rows to them.
         tree_rows = self.max_rows // 2 if prefilling else self.max_rows
@@ -89,9 +93,17 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
+            if self.share_prefixes and sequence.params.prompt_logprobs is None:
+                # The last token always runs: its row chooses the next one.
+                sequence.num_cached = sequence.table.take_prefix(sequence.token_ids[:-1])
             # Room for the whole known text and one more token, so that admission does not cause a preemption at once.
-            if self.blocks.blocks_for(len(sequence.token_ids) + 1) > self._unclaimed_blocks():
+            missing = self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(sequence.table.blocks)
+            if missing > self._unclaimed_blocks():
+                sequence.table.trim(0)
+                sequence.num_cached = 0
                 return
+            if sequence.metrics.preemptions == 0:
+                sequence.metrics.cached_prompt_tokens = sequence.num_cached
             self.running.append(self.waiting.popleft())
 
     def _unclaimed_blocks(self) -> int:

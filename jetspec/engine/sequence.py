@@ -15,6 +15,8 @@ class RequestMetrics:
     """What one request cost. Times are seconds since the request was added."""
 
     prompt_tokens: int = 0
+    #: Prompt tokens whose K/V another request had left in the cache.
+    cached_prompt_tokens: int = 0
     completion_tokens: int = 0
     #: Verify forwards that decoded for this request (prompt chunks do not count).
     rounds: int = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
 from jetspec.engine import Drafter, Engine
 from jetspec.head import DraftHead
@@ -89,7 +88,7 @@ def test_equals_plain_decoding(kind: str, batch: int, draft: str, temperature: f
     assert run(engine, prompts, params) == truth
 
 
-@pytest.mark.parametrize("max_rows, num_blocks", [(5, 64), (16, 24), (7, 23)])
+@pytest.mark.parametrize(("max_rows", "num_blocks"), [(5, 64), (16, 24), (7, 23)])
 def test_small_forwards_and_few_blocks_change_nothing(max_rows: int, num_blocks: int) -> None:
     target = make_target("llama")
     prompts, params = make_prompts(5), make_params(5, 0.0)
@@ -197,7 +196,8 @@ def test_cancel_frees_blocks_and_leaves_others_alone() -> None:
     sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
     for _ in range(3):
         engine.step()
-    assert engine.cancel("1") is sequences[1] and sequences[1].finish_reason == "abort"
+    assert engine.cancel("1") is sequences[1]
+    assert sequences[1].finish_reason == "abort"
     assert engine.cancel("1") is None
     while engine.has_work:
         engine.step()

@@ -24,7 +24,9 @@ def finish(engine: Engine, prompts: list[list[int]], params: list[SamplingParams
 def oracle_engine(kind: str, prompts: list[list[int]], length: int = 40, **settings) -> Engine:
     greedy = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)] * len(prompts)
     truth = {tuple(p): o for p, (o, _) in zip(prompts, references_greedy(prompts, greedy), strict=True)}
-    return Engine(make_target(kind), OracleDrafter(truth, VOCAB_SIZE, hit=0.9), tree_budget=20, num_blocks=200, **settings)
+    return Engine(
+        make_target(kind), OracleDrafter(truth, VOCAB_SIZE, hit=0.9), tree_budget=20, num_blocks=200, **settings
+    )
 
 
 def test_a_failing_processor_harms_only_its_own_request() -> None:
@@ -39,7 +41,8 @@ def test_a_failing_processor_harms_only_its_own_request() -> None:
     engine = oracle_engine("llama", prompts)
     failed, *others = finish(engine, prompts, params)
     truth = references_greedy(prompts, [plain] * 3)
-    assert failed.finish_reason == "error" and "boom" in str(failed.error)
+    assert failed.finish_reason == "error"
+    assert "boom" in str(failed.error)
     assert failed.output_ids == truth[0][0][: 9 - len(prompts[0])]
     assert [(s.output_ids, s.finish_reason) for s in others] == truth[1:]
     assert engine.blocks.num_free == 200
@@ -47,8 +50,12 @@ def test_a_failing_processor_harms_only_its_own_request() -> None:
 
 def test_all_tokens_banned_is_an_error_of_that_request() -> None:
     prompts = make_prompts(2)
-    ban = SamplingParams(temperature=1.0, seed=1, max_tokens=5, logit_bias={t: float("-inf") for t in range(VOCAB_SIZE)})
-    sequences = finish(oracle_engine("llama", prompts), prompts, [ban, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)])
+    ban = SamplingParams(
+        temperature=1.0, seed=1, max_tokens=5, logit_bias={t: float("-inf") for t in range(VOCAB_SIZE)}
+    )
+    sequences = finish(
+        oracle_engine("llama", prompts), prompts, [ban, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)]
+    )
     assert [s.finish_reason for s in sequences] == ["error", "length"]
     assert "banned" in str(sequences[0].error)
 
@@ -56,7 +63,9 @@ def test_all_tokens_banned_is_an_error_of_that_request() -> None:
 @pytest.mark.parametrize("max_rows", [7, 200])
 def test_logprobs_equal_those_of_a_plain_forward(max_rows: int) -> None:
     prompts = make_prompts(4)
-    params = [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=i, prompt_logprobs=2) for i in range(4)]
+    params = [
+        SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=i, prompt_logprobs=2) for i in range(4)
+    ]
     engine = oracle_engine("llama", prompts, max_rows=max_rows)
     model = TINY_MODELS["llama"](attn="eager")
     for s, p in zip(finish(engine, prompts, params), params, strict=True):
@@ -65,7 +74,8 @@ def test_logprobs_equal_those_of_a_plain_forward(max_rows: int) -> None:
         n = len(s.prompt_ids)
         expected = top_logprobs(logits[n - 1 : -1], s.output_ids, p.logprobs)
         assert_same(s.logprobs, expected)
-        assert s.prompt_logprobs[0] is None and len(s.prompt_logprobs) == n
+        assert s.prompt_logprobs[0] is None
+        assert len(s.prompt_logprobs) == n
         if n > 1:
             assert_same(s.prompt_logprobs[1:], top_logprobs(logits[: n - 1], s.prompt_ids[1:], 2))
 
@@ -80,11 +90,11 @@ def assert_same(got: list, expected: list) -> None:
 
 
 PROCESSED = {
-    "penalties": dict(repetition_penalty=1.4, frequency_penalty=0.8, presence_penalty=0.5),
-    "bias": dict(logit_bias={3: 6.0, 90: -100.0}),
-    "min tokens": dict(min_tokens=15, stop_token_ids=list(range(64))),
-    "filters": dict(temperature=1.4, top_k=20, top_p=0.8, min_p=0.02),
-    "processor": dict(logits_processors=[lambda ids, scores: scores.roll(int(ids.shape[1]) % 3, dims=1)]),
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.8, "presence_penalty": 0.5},
+    "bias": {"logit_bias": {3: 6.0, 90: -100.0}},
+    "min tokens": {"min_tokens": 15, "stop_token_ids": list(range(64))},
+    "filters": {"temperature": 1.4, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    "processor": {"logits_processors": [lambda ids, scores: scores.roll(int(ids.shape[1]) % 3, dims=1)]},
 }
 
 
@@ -111,8 +121,8 @@ def text_run(params: SamplingParams, prompt: list[int], truth: list[int] | None 
 
 def test_stop_strings_end_a_request_inside_an_accepted_path() -> None:
     prompt = list(b"hello")
-    printable = {t: 40.0 for t in range(65, 91)}
-    base = dict(temperature=0, max_tokens=20, logit_bias=printable, ignore_eos=True)
+    printable = dict.fromkeys(range(65, 91), 40.0)
+    base = {"temperature": 0, "max_tokens": 20, "logit_bias": printable, "ignore_eos": True}
     long = text_run(SamplingParams(**base), prompt)
     assert len(long.text) == 20
     for cut in range(2, 12):
@@ -133,7 +143,7 @@ def test_text_of_a_request_is_the_text_of_its_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt, params, message",
+    ("prompt", "params", "message"),
     [
         ([], {}, "prompt is empty"),
         ([1, 4000], {}, "4000"),
@@ -147,7 +157,8 @@ def test_bad_requests_are_refused(prompt: list[int], params: dict, message: str)
     engine = Engine(make_target("llama"), num_blocks=8, block_size=4)
     with pytest.raises(JetSpecError, match=message):
         engine.add("a", prompt, SamplingParams(**params))
-    assert not engine.has_work and engine.blocks.num_free == 8
+    assert not engine.has_work
+    assert engine.blocks.num_free == 8
 
 
 def test_request_ids_are_unique() -> None:
