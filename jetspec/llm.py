@@ -25,7 +25,10 @@ OnToken = Callable[[int, list[int], str], None]
 
 @dataclass
 class CompletionOutput:
-    """One answer. `finish_reason` is "stop", "length", "abort" or "error"; `stop_reason` the stop token or string that ended it."""
+    """One answer.
+
+    `finish_reason` is "stop", "length", "abort" or "error"; `stop_reason` the stop token or string that ended it.
+    """
 
     index: int
     text: str
@@ -84,7 +87,7 @@ class LLM:
         observer: Observer | None = None,
         **engine_args: Any,
     ) -> None:
-        self.target = model if isinstance(model, Target) else load_target(model, device=device, dtype=dtype)
+        self.target = model if isinstance(model, Target) else load_target(str(model), device=str(device), dtype=dtype)
         if draft is None or isinstance(draft, DraftHead):
             self.head = draft
         else:
@@ -133,12 +136,8 @@ class LLM:
         Raises:
             JetSpecError: the target has no chat template, or as in `generate`.
         """
-        conversations: list[Sequence[Message]]
-        if messages and isinstance(messages[0], Mapping):
-            conversations = [messages]  # type: ignore[list-item]
-        else:
-            conversations = list(messages)  # type: ignore[arg-type]
-        texts = [self.render_chat(c) for c in conversations]
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        texts = [self.render_chat(c) for c in conversations]  # type: ignore[arg-type]
         ids = [self.encode(t, add_special_tokens=False) for t in texts]
         return self._run(ids, texts, _params_for(len(texts), params), on_token)
 
@@ -188,11 +187,11 @@ class LLM:
             for sequence in (s for answers in running for s in answers if not s.finished):
                 self.engine.cancel(sequence.request_id)
         outputs = [_output(answers, text) for answers, text in zip(running, texts, strict=True)]
-        failed = [(i, s.error) for i, answers in enumerate(running) for s in answers if s.error is not None]
+        failed = [(index, s) for index, answers in enumerate(running) for s in answers if s.error is not None]
         if failed:
-            index, error = failed[0]
-            message = f"prompt {index}: {error}" + (f" ({len(failed)} requests failed)" if len(failed) > 1 else "")
-            raise RequestError(message, outputs) from error
+            index, first = failed[0]
+            others = f" ({len(failed)} requests failed)" if len(failed) > 1 else ""
+            raise RequestError(f"prompt {index}: {first.error}{others}", outputs) from first.error
         return outputs
 
 

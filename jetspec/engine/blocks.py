@@ -79,7 +79,7 @@ class BlockManager:
 
 
 class BlockTable:
-    """The blocks of one sequence: position `p` lives in slot `blocks[p // block_size] * block_size + p % block_size`."""
+    """The blocks of one sequence: position `p` is slot `blocks[p // block_size] * block_size + p % block_size`."""
 
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager

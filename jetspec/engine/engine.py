@@ -127,12 +127,14 @@ class Engine:
             if value is not None and value < 1:
                 raise JetSpecError(f"{name}={value}: must be at least 1")
         self.target = target
-        head = draft if isinstance(draft, DraftHead) else None
         if num_blocks is None:
+            head = draft if isinstance(draft, DraftHead) else None
             num_blocks = _default_num_blocks(target, head, block_size, max_running)
         self.blocks = BlockManager(num_blocks, block_size)
         self.cache: KVCache = target.new_cache(num_blocks, block_size)
-        self.drafter: Drafter | None = draft if head is None else HeadDrafter(head, target, num_blocks, block_size)
+        self.drafter: Drafter | None = (
+            HeadDrafter(draft, target, num_blocks, block_size) if isinstance(draft, DraftHead) else draft
+        )
         self.scheduler = Scheduler(
             self.blocks,
             tree_budget=1 if draft is None else tree_budget,
@@ -158,7 +160,7 @@ class Engine:
         """Tokens the request may generate at most.
 
         Raises:
-            JetSpecError: the prompt is empty, holds an id outside the vocabulary, or does not fit the context or the cache.
+            JetSpecError: the prompt is empty, holds an id outside the vocabulary, or does not fit context or cache.
         """
         if not prompt_ids:
             raise JetSpecError("prompt is empty: give at least one token (a chat template or a bos token adds some)")
@@ -175,7 +177,7 @@ class Engine:
         limit = self.target.max_context
         if len(prompt_ids) >= limit:
             raise JetSpecError(
-                f"prompt has {len(prompt_ids)} tokens, the target's context holds {limit} with at least one to generate: "
+                f"prompt has {len(prompt_ids)} tokens, the target's context holds {limit} with the answer: "
                 "shorten the prompt"
             )
         room = limit - len(prompt_ids)
@@ -183,7 +185,7 @@ class Engine:
         slots = self.blocks.num_blocks * self.blocks.block_size
         if len(prompt_ids) + max_new > slots:
             raise JetSpecError(
-                f"prompt of {len(prompt_ids)} and up to {max_new} new tokens need more than the K/V cache's {slots} slots: "
+                f"prompt of {len(prompt_ids)} and {max_new} new tokens need more than the K/V cache's {slots} slots: "
                 "lower max_tokens or raise num_blocks"
             )
         return max_new
@@ -258,8 +260,15 @@ class Engine:
             forest = self.drafter.propose(sequences, [g.rows for g in drafting])
             for index, sequence in enumerate(sequences):
                 rows = forest.rows(index)
-                tree = (t[rows].tolist() for t in (forest.tokens, forest.parents, forest.depths, forest.log_probs))
-                trees[sequence.request_id] = _Part(sequence, [], *tree, is_round=True)
+                trees[sequence.request_id] = _Part(
+                    sequence,
+                    known=[],
+                    tokens=forest.tokens[rows].tolist(),
+                    parents=forest.parents[rows].tolist(),
+                    depths=forest.depths[rows].tolist(),
+                    log_probs=forest.log_probs[rows].tolist(),
+                    is_round=True,
+                )
         return [trees.get(g.sequence.request_id) or _chain(g) for g in grants]
 
     def _batch(self, parts: list[_Part]) -> RowBatch:
@@ -298,7 +307,7 @@ class Engine:
         return output, starts
 
     def _accept(self, part: _Part, logits: torch.Tensor, greedy: list[int], start: int) -> Walk | None:
-        """Walk the part's tree with the target's own choices, which become the sequence's tokens; None if that failed."""
+        """Walk the part's tree with the target's own choices, which become its sequence's tokens; None if it fails."""
         sequence = part.sequence
         plain_greedy = sequence.params.greedy and not sequence.params.has_processors
 

@@ -104,7 +104,7 @@ class Sequence:
         return self.max_new_tokens - self.num_output - 1
 
     def append(self, token: int) -> bool:
-        """Take the target's next token; returns whether the request is finished with it. A stop wins over the length."""
+        """Take the target's next token; returns whether the request ends with it. A stop wins over the length."""
         self.token_ids.append(token)
         self.metrics.completion_tokens += 1
         if self.metrics.first_token_s is None:

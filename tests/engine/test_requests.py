@@ -1,4 +1,4 @@
-"""What requests ask beyond tokens: log probabilities, stop strings, processors; and what one must never do to another."""
+"""What requests ask beyond tokens: log probabilities, stop strings, processors; and that none harms another."""
 
 from __future__ import annotations
 
