@@ -15,15 +15,15 @@ PACKAGE = Path(__file__).parents[1] / "jetspec"
 # What each part may import of the others. `errors` and the leaves know nothing of the rest.
 LEAVES = {"errors"}
 MODEL = {"attention", "tree", "sampling", "detokenize"} | LEAVES
-ENGINE = {"engine", "head", "target", "loading"} | MODEL
+ENGINE = {"engine", "head", "target", "packing"} | MODEL
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "tree": LEAVES,
     "sampling": {"tree"} | LEAVES,
     "detokenize": LEAVES,
     "attention": {"tree"} | LEAVES,
-    "target": {"loading", "attention"} | LEAVES,
-    "loading": {"attention"} | LEAVES,
+    "target": {"attention"} | LEAVES,
+    "packing": LEAVES,
     "head": {"attention", "tree", "target"} | LEAVES,
     "engine": ENGINE,
     "llm": ENGINE,

@@ -10,6 +10,7 @@ import torch
 from jetspec.attention import KVCache
 from jetspec.engine.sequence import Sequence
 from jetspec.head import DraftHead
+from jetspec.packing import pack_linears
 from jetspec.target import Target
 from jetspec.tree import Forest, build_forest, top_candidates
 
@@ -35,6 +36,7 @@ class HeadDrafter:
 
     def __init__(self, head: DraftHead, target: Target, num_blocks: int, block_size: int) -> None:
         head.config.validate_for(target)
+        pack_linears(head)
         self.head = head
         self.target = target
         self.cache: KVCache = head.new_cache(num_blocks, block_size)

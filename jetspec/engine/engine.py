@@ -17,6 +17,7 @@ from jetspec.engine.scheduler import Grant, Scheduler
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
+from jetspec.packing import pack_linears
 from jetspec.sampling import SamplingParams, child_seed, encode_bad_words, process, sample, top_logprobs
 from jetspec.target import Target, TargetOutput
 from jetspec.tree import Walk, walk
@@ -127,6 +128,7 @@ class Engine:
             if value is not None and value < 1:
                 raise JetSpecError(f"{name}={value}: must be at least 1")
         self.target = target
+        pack_linears(target.model)
         if num_blocks is None:
             head = draft if isinstance(draft, DraftHead) else None
             num_blocks = _default_num_blocks(target, head, block_size, max_running)

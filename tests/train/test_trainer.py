@@ -55,11 +55,11 @@ def test_training_on_200_prompts_makes_the_loss_fall(target: Target, make_config
 
 
 def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig) -> None:
-    config = make_config("whole", export="last")
+    config = make_config("whole", export="last", log_every=1)
     train(config, target=target)
-    # A checkpoint every 3 steps and with every measurement; killed between two of them, twice.
-    killed = make_config("killed", export="last", checkpoint_every=3)
-    for step in (5, 8):
+    # A checkpoint every 3 steps and with every measurement; killed after one and, with a line logged, after another.
+    killed = make_config("killed", export="last", log_every=1, checkpoint_every=3)
+    for step in (5, 6):
         with pytest.raises(Killed):
             train(killed, target=target, watch=kill_at(step))
     result = train(killed, target=target)
