@@ -54,4 +54,4 @@ def pack_linears(model: nn.Module) -> None:
         if type(layer) is not nn.Linear or not can_pack(layer.weight):
             continue
         if layer.weight.requires_grad or not isinstance(layer.forward, _PackedForward):
-            layer.forward = _PackedForward(layer)  # type: ignore[method-assign]
+            layer.forward = _PackedForward(layer)  # type: ignore[assignment]
