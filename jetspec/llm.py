@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -121,7 +122,7 @@ class LLM:
         """
         batch = _as_list(prompts)
         texts = [p if isinstance(p, str) else None for p in batch]
-        ids = [self.encode(p) if isinstance(p, str) else list(p) for p in batch]
+        ids = [self.encode(p) if isinstance(p, str) else _token_ids(p, index) for index, p in enumerate(batch)]
         return self._run(ids, texts, _params_for(len(batch), params), on_token)
 
     def chat(
@@ -143,10 +144,16 @@ class LLM:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        return list(self._tokenizer().encode(text, add_special_tokens=add_special_tokens))
+        tokenizer = self._tokenizer()
+        try:
+            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except TypeError:  # what the tokenizer makes of a lone surrogate
+            raise JetSpecError(f"text cannot be encoded as UTF-8: {text!r:.80}") from None
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt that the chat template makes of a conversation, ready for the assistant's turn."""
+        if not messages:
+            raise JetSpecError("messages is an empty conversation: give at least one message")
         tokenizer = self._tokenizer()
         if tokenizer.chat_template is None:
             raise JetSpecError(f"target {self.target.name!r} has no chat template: use generate with a plain prompt")
@@ -229,9 +236,19 @@ def _output(answers: list[EngineSequence], prompt: str | None) -> RequestOutput:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [list(prompts)]  # type: ignore[arg-type]
-    return list(prompts)  # type: ignore[arg-type]
+    items: list[Any] = list(prompts)
+    # A number, or an array's or a tensor's element: the ids of one prompt.
+    if items and (isinstance(items[0], int) or getattr(items[0], "ndim", None) == 0):
+        return [items]
+    return items
+
+
+def _token_ids(prompt: Sequence[int], index: int) -> list[int]:
+    """A prompt's ids as plain integers, whether they came in a list, an array or a tensor."""
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise JetSpecError(f"prompt {index}: must be a text or a list of token ids, not {prompt!r:.80}") from None
 
 
 def _params_for(n: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
@@ -239,6 +256,8 @@ def _params_for(n: int, params: SamplingParams | Sequence[SamplingParams] | None
         return [SamplingParams()] * n
     if isinstance(params, SamplingParams):
         return [params] * n
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise JetSpecError(f"params: must be SamplingParams or a list of them, not {params!r:.80}")
     if len(params) != n:
         raise JetSpecError(f"params: {len(params)} given for {n} prompts; give one for all, or one for each")
     return list(params)

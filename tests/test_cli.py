@@ -257,3 +257,13 @@ def test_errors_are_one_line(folder: Path, tmp_path: Path, arguments: tuple[obje
 def test_a_wrong_option_is_a_usage_error() -> None:
     assert call("demo", "--tree-budget", 0).exit_code == 2
     assert call("dance").exit_code == 2
+
+
+def test_prompt_files_are_cut_at_newlines_only(tmp_path: Path) -> None:
+    from jetspec.cli.common import read_prompts
+
+    records, lines = tmp_path / "p.jsonl", tmp_path / "p.txt"
+    records.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8-sig")
+    lines.write_text("a\x0cb\u2028c\r\nd\n", encoding="utf-8-sig", newline="")
+    assert read_prompts(records) == ["a\u2028b"]
+    assert read_prompts(lines) == ["a\x0cb\u2028c", "d"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from jetspec import LLM, SamplingParams
 from jetspec.errors import JetSpecError, RequestError
@@ -101,3 +102,36 @@ def test_unseeded_requests_differ_but_a_run_repeats() -> None:
     first = answers()
     assert first[0] != first[1]
     assert first == answers()
+
+
+@pytest.mark.parametrize("result", [lambda s: None, lambda s: s[:, :3], lambda s: s * float("nan")])
+def test_a_lone_request_that_fails_is_reported(llm: LLM, result) -> None:
+    bad = SamplingParams(temperature=1, max_tokens=6, logits_processors=[lambda ids, scores: result(scores)])
+    for prompts in ("abc", ["abc", "x"]):
+        with pytest.raises(RequestError, match="prompt 0"):
+            llm.generate(prompts, bad)
+    assert not llm.engine.has_work
+
+
+def test_ids_may_come_in_tensors_and_arrays(llm: LLM) -> None:
+    expected = llm.generate(ABC, GREEDY)[0]
+    ids = torch.tensor(ABC)
+    for prompts in (ids, ids.numpy(), list(ids.numpy()), [ids], [ids.numpy()]):
+        [output] = llm.generate(prompts, GREEDY)
+        assert output.outputs == expected.outputs
+        assert all(type(token) is int for token in output.prompt_token_ids)
+
+
+@pytest.mark.parametrize("prompts", [[[1.5]], [["a"]], [1, "a"], [None], "\ud800"])
+def test_prompts_that_are_none_are_refused(llm: LLM, prompts) -> None:
+    with pytest.raises(JetSpecError):
+        llm.generate(prompts, GREEDY)
+
+
+def test_params_and_conversations_are_checked(llm: LLM) -> None:
+    with pytest.raises(JetSpecError, match="params"):
+        llm.generate("a", {"temperature": 0})
+    with pytest.raises(JetSpecError, match="conversation"):
+        llm.chat([[]], GREEDY)
+    with pytest.raises(JetSpecError, match="tree_budget"):
+        LLM(llm.target, llm.head, tree_budget=4.5)

@@ -100,7 +100,7 @@ def read_prompts(path: Path) -> list[str]:
         JetSpecError: the file cannot be read, holds no prompt, or a line of it is not as described.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise JetSpecError(f"cannot read prompts from {path}: {error}") from error
     prompts = [line for line in lines if line.strip()]

@@ -125,8 +125,8 @@ class Engine:
             "max_rows": max_rows,
             "max_running": max_running,
         }.items():
-            if value is not None and value < 1:
-                raise JetSpecError(f"{name}={value}: must be at least 1")
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise JetSpecError(f"{name}={value!r}: must be an integer of at least 1")
         self.target = target
         pack_linears(target.model)
         if num_blocks is None:
@@ -166,10 +166,10 @@ class Engine:
         """
         if not prompt_ids:
             raise JetSpecError("prompt is empty: give at least one token (a chat template or a bos token adds some)")
-        bad = next((t for t in prompt_ids if not 0 <= t < self.target.num_embeddings), None)
-        if bad is not None:
+        bad = [t for t in prompt_ids if not isinstance(t, int) or not 0 <= t < self.target.num_embeddings]
+        if bad:
             raise JetSpecError(
-                f"prompt holds token id {bad}: ids of this target are 0 .. {self.target.num_embeddings - 1}"
+                f"prompt holds token id {bad[0]!r}: ids of this target are 0 .. {self.target.num_embeddings - 1}"
             )
         params.check_vocabulary(self.target.vocab_size)
         if (params.stop_strings or params.bad_words) and self.target.tokenizer is None:
@@ -370,7 +370,7 @@ class Engine:
             self.cache.move(source[moved].to(device), destination[moved].to(device))
         if self.drafter is not None and self.drafter.tap_layers:
             assert output.taps is not None
-            index = torch.tensor(kept_rows, device=device)
+            index = torch.tensor(kept_rows, dtype=torch.int64, device=device)
             self.drafter.extend(output.taps[index], batch.positions[index], destination.to(device))
 
 

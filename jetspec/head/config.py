@@ -113,9 +113,10 @@ class HeadConfig:
         _require_equal(data, "model_type", "qwen3")
         _require_equal(data, "hidden_act", "silu")
         architectures = data.get("architectures")
-        if architectures is not None and ARCHITECTURE not in architectures:
+        if architectures is not None and (not isinstance(architectures, list) or ARCHITECTURE not in architectures):
             raise JetSpecError(f"architectures is {architectures!r}; a draft head has [{ARCHITECTURE!r}]")
         plain = {name: _required(data, name) for name in (*_SIZES, "rms_norm_eps")}
+        _require_int("num_hidden_layers", plain["num_hidden_layers"], at_least=1)
         return cls(
             **plain,
             rope_parameters=_read_rope(data),
@@ -245,10 +246,15 @@ def _read_rope(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_windows(data: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """`sliding_window` and `layer_types`, by the rules of a Qwen3 configuration."""
-    window = data.get("sliding_window") if data.get("use_sliding_window") else None
+    uses_window = _optional(data, False, "use_sliding_window")
+    _require_bool("use_sliding_window", uses_window)
+    window = data.get("sliding_window") if uses_window else None
     kinds = data.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise JetSpecError(f"layer_types must be a list, got {kinds!r}")
     if kinds is None:
         first = num_layers if window is None else _required(data, "max_window_layers")
+        _require_int("max_window_layers", first, at_least=0)
         kinds = [LAYER_TYPES[layer >= first] for layer in range(num_layers)]
     return {"sliding_window": window, "layer_types": tuple(kinds)}
 
@@ -298,7 +304,7 @@ def _require_bool(name: str, value: Any) -> None:
 
 
 def _require_number(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise JetSpecError(f"{name} must be a positive number, got {value!r}")
 
 

@@ -40,7 +40,7 @@ def read_prompts(
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise JetSpecError(f"prompts: cannot read {path}: {error}") from error
     encoder = _Encoder(tokenizer, chat)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,8 @@ PUBLISHED: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+
+SHIPPED = Path(__file__).parents[2] / "jetspec" / "heads" / "smollm2-135m"
 
 
 def published(**changes: Any) -> dict[str, Any]:
@@ -226,3 +230,23 @@ def test_head_fits_its_target_and_no_other():
             tiny_config(**{**settings, name: value}).validate_for(target)
     with pytest.raises(JetSpecError, match="mask_token_id is 128, but the target embeds only 128 tokens"):
         tiny_config(**{**settings, "mask_token_id": 128}).validate_for(target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"layer_types": 5}, "layer_types"),
+        ({"architectures": 5}, "architectures"),
+        ({"num_hidden_layers": "2", "layer_types": None}, "num_hidden_layers"),
+        (
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": None, "max_window_layers": "x"},
+            "max_window_layers",
+        ),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"use_sliding_window": "yes"}, "use_sliding_window"),
+    ],
+)
+def test_fields_of_the_wrong_type_are_named(changes: dict, field: str) -> None:
+    data = HeadConfig.from_dict(json.loads((SHIPPED / "config.json").read_text())).to_dict()
+    with pytest.raises(JetSpecError, match=field):
+        HeadConfig.from_dict({**data, **changes})
