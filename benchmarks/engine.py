@@ -3,8 +3,10 @@
 
     python benchmarks/engine.py --prompts gsm8k_test.jsonl [--dtype bfloat16] [--json]
 
-Rows: plain decoding over transformers' `generate`; a verify forward of n rows over one of a single row; the share of a
-round that is not the target's forward; throughput of 8 requests at once over one; decoding with the head over plain.
+Ways of decoding take turns prompt by prompt, so that a machine's drift hits all of them alike. Figures: plain decoding
+over transformers' `generate`; a verify forward of n rows over one of a single row; 8 requests at once over one; each
+draft method and tree budget over plain decoding, with the share of a round that is not the target's forward, and for
+automatic budgets what the cost model predicted.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,49 @@ from rich.table import Table
 from jetspec import LLM, SamplingParams
 from jetspec.attention import RowBatch, Segment
 from jetspec.cli.common import encode_prompts, read_prompts
+from jetspec.engine import Observer, Step
+from jetspec.head import DraftHead, load_head
 from jetspec.target import Target, load_target
 
 CONTEXT = 256
 ROWS = (1, 8, 16, 32, 64, 128)
+
+
+@dataclass
+class Method(Observer):
+    """One way of decoding, and what it has done so far."""
+
+    llm: LLM | None = None
+    rounds: list[Step] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    seconds: float = 0.0
+    decoded: int = 0
+    decoding: bool = False
+
+    def step(self, record: Step) -> None:
+        if self.decoding:
+            self.rounds.append(record)
+
+    @property
+    def rate(self) -> float:
+        return self.decoded / self.seconds
+
+    def figures(self, plain: Method) -> dict[str, Any]:
+        verify = sum(r.verify_s for r in self.rounds)
+        planned = [(r, r.expected_tokens, r.expected_s) for r in self.rounds if r.expected_s and r.expected_tokens]
+        figures = {
+            "over_plain": self.rate / plain.rate,
+            "acceptance_length": self.decoded / len(self.rounds),
+            "rows": sum(r.rows for r in self.rounds) / len(self.rounds),
+            "outside_target": 1 - verify / self.seconds,
+            "identical": self.tokens == plain.tokens,
+        }
+        if planned:
+            expected = sum(tokens for _, tokens, _ in planned) / sum(seconds for _, _, seconds in planned)
+            real = sum(r.new_tokens for r, _, _ in planned) / sum(r.total_s for r, _, _ in planned)
+            figures["drafted_rounds"] = len(planned) / len(self.rounds)
+            figures["real_over_predicted"] = real / expected
+        return figures
 
 
 def main() -> None:
@@ -38,7 +80,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 64])
     parser.add_argument("--repeats", type=int, default=7, help="forwards a row count is the median of")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -49,33 +91,69 @@ def main() -> None:
     # transformers' own attention has to be switched off again, so it gets a model of its own.
     baseline = load_target(options.target, dtype=options.dtype).model
     baseline.set_attn_implementation("sdpa")
+    head = load_head(options.draft, device=target.device, dtype=target.dtype)
 
     passes = row_passes(target, options.repeats)
+    methods = {"plain": decoder(target)}
+    for budget in options.budgets:
+        methods[f"tree, budget {budget}"] = decoder(target, head, tree_budget=budget)
+    methods["tree, auto"] = decoder(target, head)
+    methods["chain, auto"] = decoder(target, head, draft_method="chain")
+    methods["n-gram, auto"] = decoder(target, None, draft_method="ngram")
+    methods["random head, auto"] = decoder(target, random_head(target, head))
+    generate = Method()
     params = SamplingParams(temperature=0, max_tokens=options.max_tokens)
-    plain = decode_rate(LLM(target, share_prefixes=False), prompts, params)
+    everyone = [generate, *methods.values()]
+    run_turns(everyone, baseline, prompts[:1], SamplingParams(temperature=0, max_tokens=8))
+    for method in everyone:  # that was to warm up
+        method.rounds, method.tokens, method.seconds, method.decoded = [], [], 0.0, 0
+    run_turns(everyone, baseline, prompts, params)
+
+    plain = methods.pop("plain")
     figures: dict[str, Any] = {
         "dtype": options.dtype,
         "threads": torch.get_num_threads(),
         "one_row_ms": passes[1] * 1e3,
         "rows_over_one_row": {n: passes[n] / passes[1] for n in ROWS},
-        "plain_tokens_per_s": plain["tokens_per_s"],
-        "plain_over_transformers": plain["tokens_per_s"] / generate_rate(baseline, prompts, options.max_tokens),
-        "eight_at_once_over_one": together_rate(target, prompts, params) / plain["tokens_per_s"],
-        "jetspec": {},
+        "plain_tokens_per_s": plain.rate,
+        "plain_over_transformers": plain.rate / generate.rate,
+        "eight_at_once_over_one": together_rate(target, prompts, params) / plain.rate,
+        "methods": {name: method.figures(plain) for name, method in methods.items()},
     }
-    for budget in options.budgets:
-        llm = LLM(target, options.draft, tree_budget=budget, share_prefixes=False)
-        rate = decode_rate(llm, prompts, params)
-        figures["jetspec"][budget] = {
-            "over_plain": rate["tokens_per_s"] / plain["tokens_per_s"],
-            "acceptance_length": rate["acceptance_length"],
-            "outside_target": rate["outside_target"],
-            "identical": rate["tokens"] == plain["tokens"],
-        }
     if options.json:
         print(json.dumps(figures))
     else:
         show(figures)
+
+
+def run_turns(methods: list[Method], baseline: Any, prompts: list[list[int]], params: SamplingParams) -> None:
+    """Every method answers every prompt; each prompt starts with another method."""
+    for number, prompt in enumerate(prompts):
+        first = number % len(methods)
+        for method in methods[first:] + methods[:first]:
+            if method.llm is None:
+                time_generate(method, baseline, prompt, params.max_tokens or 1)
+            else:
+                decode(method, prompt, params)
+
+
+def decoder(target: Target, draft: DraftHead | None = None, **settings: Any) -> Method:
+    method = Method()
+    method.llm = LLM(target, draft, share_prefixes=False, observer=method, **settings)
+    return method
+
+
+def random_head(target: Target, like: DraftHead) -> DraftHead:
+    """An untrained head of the same shape, which cannot help."""
+    config = like.config
+    return DraftHead.from_target(
+        target,
+        num_layers=config.num_hidden_layers,
+        block_size=config.block_size,
+        num_taps=config.num_taps,
+        mask_token_id=config.mask_token_id,
+        seed=0,
+    )
 
 
 def row_passes(target: Target, repeats: int) -> dict[int, float]:
@@ -95,38 +173,18 @@ def row_passes(target: Target, repeats: int) -> dict[int, float]:
     return {n: statistics.median(t[1:]) for n, t in times.items()}
 
 
-def decode_rate(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Tokens per second of decoding, prompts one by one, prompt processing left out."""
-    forward_s = 0.0
-    inner = llm.target.forward
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        nonlocal forward_s
-        start = time.perf_counter()
-        output = inner(*args, **kwargs)
-        forward_s += time.perf_counter() - start
-        return output
-
-    llm.generate([prompts[0]], SamplingParams(temperature=0, max_tokens=8))
-    tokens: list[list[int]] = []
-    decoded = rounds = 0
-    total = 0.0
-    for prompt in prompts:
-        sequence = llm.engine.add("timed", prompt, params)
-        while llm.engine.has_work and not sequence.is_decoding:
-            llm.engine.step()
-        llm.target.forward = timed  # type: ignore[method-assign]
-        total += seconds(lambda: drain(llm))
-        del llm.target.forward
-        tokens.append(sequence.output_ids)
-        decoded += sequence.metrics.decoded_tokens
-        rounds += sequence.metrics.rounds
-    return {
-        "tokens_per_s": decoded / total,
-        "acceptance_length": decoded / rounds,
-        "outside_target": 1 - forward_s / total,
-        "tokens": tokens,
-    }
+def decode(method: Method, prompt: list[int], params: SamplingParams) -> None:
+    """Answer one prompt; prompt processing is left out of the time."""
+    assert method.llm is not None
+    engine = method.llm.engine
+    sequence = engine.add("timed", prompt, params)
+    while engine.has_work and not sequence.is_decoding:
+        engine.step()
+    method.decoding = True
+    method.seconds += seconds(lambda: drain(engine))
+    method.decoding = False
+    method.tokens.append(sequence.output_ids)
+    method.decoded += sequence.metrics.decoded_tokens
 
 
 def together_rate(target: Target, prompts: list[list[int]], params: SamplingParams) -> float:
@@ -141,10 +199,10 @@ def together_rate(target: Target, prompts: list[list[int]], params: SamplingPara
     return (sum(s.num_output for s in sequences) - before) / took
 
 
-def generate_rate(model: Any, prompts: list[list[int]], max_tokens: int) -> float:
-    """Tokens per second of transformers' greedy `generate`, prompt processing left out by a run of one token."""
+def time_generate(method: Method, model: Any, prompt: list[int], max_tokens: int) -> None:
+    """transformers' greedy `generate`; prompt processing is left out by a run of one token."""
 
-    def generate(prompt: list[int], limit: int) -> tuple[int, float]:
+    def generate(limit: int) -> tuple[int, float]:
         ids = torch.tensor([prompt])
         start = time.perf_counter()
         output = model.generate(
@@ -152,14 +210,14 @@ def generate_rate(model: Any, prompts: list[list[int]], max_tokens: int) -> floa
         )
         return output.shape[1] - len(prompt), time.perf_counter() - start
 
-    generate(prompts[0], 8)
-    runs = [(generate(prompt, 1), generate(prompt, max_tokens)) for prompt in prompts]
-    return sum(n - 1 for _, (n, _) in runs) / sum(whole - first for (_, first), (_, whole) in runs)
+    (_, first), (number, whole) = generate(1), generate(max_tokens)
+    method.decoded += number - 1
+    method.seconds += whole - first
 
 
-def drain(llm: LLM) -> None:
-    while llm.engine.has_work:
-        llm.engine.step()
+def drain(engine: Any) -> None:
+    while engine.has_work:
+        engine.step()
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -179,11 +237,21 @@ def show(figures: dict[str, Any]) -> None:
     table.add_row("plain decoding", f"{figures['plain_tokens_per_s']:.1f} tokens/s")
     table.add_row("plain decoding over transformers", f"{figures['plain_over_transformers']:.2f}x")
     table.add_row("8 requests at once over one", f"{figures['eight_at_once_over_one']:.2f}x")
-    for budget, row in figures["jetspec"].items():
-        same = "same tokens" if row["identical"] else "tokens differ"
-        table.add_row(f"JetSpec over plain, budget {budget} ({same})", f"{row['over_plain']:.2f}x")
-        table.add_row("  acceptance length", f"{row['acceptance_length']:.2f}")
-        table.add_row("  share of a round outside the target", f"{row['outside_target']:.0%}")
+    Console().print(table)
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="cyan")
+    for column in ("method", "over plain", "tau", "rows", "outside", "real/predicted", "identical"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for name, row in figures["methods"].items():
+        predicted = row.get("real_over_predicted")
+        table.add_row(
+            name,
+            f"{row['over_plain']:.2f}x",
+            f"{row['acceptance_length']:.2f}",
+            f"{row['rows']:.1f}",
+            f"{row['outside_target']:.0%}",
+            "" if predicted is None else f"{predicted:.2f}",
+            "yes" if row["identical"] else "no",
+        )
     Console().print(table)
 
 

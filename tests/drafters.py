@@ -7,17 +7,15 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from jetspec.engine import Sequence
+from jetspec.engine import Drafter, Sequence
 from jetspec.tree import Forest, build_forest
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Drafts the true continuation of each prompt plus wrong branches; `hit` is how often the truth is among them.
 
     The true token's rank among the candidates varies, so accepted paths turn left and right through the tree.
     """
-
-    tap_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -33,9 +31,6 @@ class OracleDrafter:
         self.vocab_size = vocab_size
         self.depth, self.width, self.hit = depth, width, hit
         self.random = random.Random(seed)
-
-    def extend(self, taps: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        raise AssertionError("an oracle taps nothing")
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
         candidates = torch.tensor([self._candidates(s) for s in sequences])

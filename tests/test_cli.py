@@ -37,7 +37,7 @@ def call(*arguments: object, input: str | None = None) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments], input=input)
 
 
-def models(folder: Path, budget: int = 32) -> tuple[object, ...]:
+def models(folder: Path, budget: int | str = 32) -> tuple[object, ...]:
     return ("--target", folder / "target", "--draft", folder / "head", "--tree-budget", budget)
 
 
@@ -267,3 +267,18 @@ def test_prompt_files_are_cut_at_newlines_only(tmp_path: Path) -> None:
     lines.write_text("a\x0cb\u2028c\r\nd\n", encoding="utf-8-sig", newline="")
     assert read_prompts(records) == ["a\u2028b"]
     assert read_prompts(lines) == ["a\x0cb\u2028c", "d"]
+
+
+@pytest.mark.parametrize("method", ["tree", "chain", "model", "ngram"])
+def test_generate_with_every_draft_method(folder: Path, method: str) -> None:
+    draft = {"model": ("--draft", folder / "target"), "ngram": ()}.get(method, ("--draft", folder / "head"))
+    common = ("--target", folder / "target", "--max-tokens", 8, "--json", "abc abc")
+    drafted = call("generate", *draft, "--draft-method", method, "--tree-budget", 6, *common)
+    assert drafted.exit_code == 0, drafted.output
+    plain = call("generate", "--draft", "none", *common)
+    assert json.loads(drafted.stdout)["token_ids"] == json.loads(plain.stdout)["token_ids"]
+
+
+def test_generate_refuses_unknown_methods_and_budgets(folder: Path) -> None:
+    assert "draft_method" in call("generate", *models(folder), "--draft-method", "magic", "abc").output
+    assert call("generate", *models(folder, "many"), "abc").exit_code == 2

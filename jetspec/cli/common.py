@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -21,6 +21,26 @@ if TYPE_CHECKING:
 #: What the commands use where no target is named: the model whose head ships with the package.
 DEFAULT_TARGET = "smollm2-135m"
 
+
+def parse_budget(value: str | int) -> int | Literal["auto"]:
+    """The `tree_budget` an option means. Raises typer.BadParameter."""
+    text = str(value)
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number of rows of at least 1")
+    return int(text)
+
+
+BudgetOption = Annotated[
+    Any,
+    typer.Option(
+        "--tree-budget",
+        metavar="auto|ROWS",
+        parser=parse_budget,
+        help="Rows of a sequence's verify forward, root included; auto chooses them for speed.",
+    ),
+]
 TargetOption = Annotated[
     str, typer.Option("--target", "-t", help="Target model: alias, hub id, directory or .gguf file.")
 ]
@@ -33,7 +53,6 @@ DraftOption = Annotated[
         show_default=False,
     ),
 ]
-BudgetOption = Annotated[int, typer.Option("--tree-budget", min=1, help="Rows of a verify forward, root included.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
@@ -85,12 +104,20 @@ def load_pair(target: str, draft: str | None, *, device: str, dtype: str) -> tup
     Raises:
         JetSpecError: no head is named and none is shipped, or either cannot be loaded.
     """
-    from jetspec.head import load_head, shipped_heads
+    from jetspec.head import load_head
 
-    if draft is None and target not in shipped_heads():
-        raise JetSpecError(f"--draft: no head is shipped for target {target!r}; name one (`generate` also takes none)")
+    name = draft or default_head(target)
     model = load_model(target, device=device, dtype=dtype)
-    return model, load_head(draft or target, device=model.device, dtype=model.dtype)
+    return model, load_head(name, device=model.device, dtype=model.dtype)
+
+
+def default_head(target: str) -> str:
+    """The alias of the head shipped for a target. JetSpecError if there is none."""
+    from jetspec.head import shipped_heads
+
+    if target not in shipped_heads():
+        raise JetSpecError(f"--draft: no head is shipped for target {target!r}; name one (`generate` also takes none)")
+    return target
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -72,7 +72,7 @@ class Run:
 def demo(
     target: TargetOption = DEFAULT_TARGET,
     draft: DraftOption = None,
-    tree_budget: BudgetOption = 16,
+    tree_budget: BudgetOption = "auto",
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 128,
     dtype: DtypeOption = "float32",
     device: DeviceOption = "auto",
@@ -84,7 +84,7 @@ def demo(
 
     plain, drafted = LLM(model), LLM(model, head, tree_budget=tree_budget)
     if not json:
-        results.print(f"[bold]JetSpec demo[/]  {describe(plain)}, draft trees of {tree_budget} rows", highlight=False)
+        results.print(f"[bold]JetSpec demo[/]  {describe(plain)}, tree budget {tree_budget}", highlight=False)
     for llm in (plain, drafted):
         answer(llm, WARM_UP, min(max_tokens, WARM_UP_TOKENS), stream=False)
     runs = (Run([]), Run([]))

@@ -16,9 +16,9 @@ from jetspec.cli.common import (
     JsonOption,
     PromptsOption,
     TargetOption,
+    default_head,
     encode_prompts,
     load_model,
-    load_pair,
     messages,
     print_json,
     read_prompts,
@@ -27,9 +27,7 @@ from jetspec.cli.common import (
 from jetspec.errors import JetSpecError
 
 if TYPE_CHECKING:
-    from jetspec.head import DraftHead
     from jetspec.llm import RequestOutput
-    from jetspec.target import Target
 
 
 def generate(
@@ -43,12 +41,19 @@ def generate(
         typer.Option(
             "--draft",
             "-d",
-            help="Draft head: alias, hub id or directory; `none` decodes plainly. Without it the head shipped for the "
-            "target.",
+            help="Draft head (or small model): alias, hub id or directory; `none` decodes plainly. Without it the head "
+            "shipped for the target.",
             show_default=False,
         ),
     ] = None,
-    tree_budget: BudgetOption = 16,
+    draft_method: Annotated[
+        str,
+        typer.Option(
+            "--draft-method",
+            help="tree or chain of a draft head, model (a small language model), ngram (prompt lookup).",
+        ),
+    ] = "tree",
+    tree_budget: BudgetOption = "auto",
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Longest answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy decoding.")] = 0.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
@@ -64,16 +69,15 @@ def generate(
     Several prompts run together and print in order. Figures go to stderr.
     """
     texts = gather(prompts or [], prompts_file)
-    model: Target
-    head: DraftHead | None = None
-    if draft == "none":
-        model = load_model(target, device=device, dtype=dtype)
-    else:
-        model, head = load_pair(target, draft, device=device, dtype=dtype)
+    if draft is None and draft_method in ("tree", "chain"):
+        draft = default_head(target)
+    elif draft == "none":
+        draft = None
+    model = load_model(target, device=device, dtype=dtype)
     from jetspec.llm import LLM
     from jetspec.sampling import SamplingParams
 
-    llm = LLM(model, head, tree_budget=tree_budget)
+    llm = LLM(model, draft, draft_method=draft_method, tree_budget=tree_budget)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
     live = stream and not json and len(texts) == 1
     outputs = llm.generate(encode_prompts(llm, texts, chat), params, on_token=_write if live else None)

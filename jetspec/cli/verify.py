@@ -82,7 +82,7 @@ def verify(
     if json:
         print_json(report.to_dict())
     else:
-        results.print(f"[bold]JetSpec verify[/]  {describe(plain)}, draft trees of {tree_budget} rows", highlight=False)
+        results.print(f"[bold]JetSpec verify[/]  {describe(plain)}, tree budget {tree_budget}", highlight=False)
         show(report, plain, texts)
     if not report.passed:
         raise fail("the output is not the target's own")

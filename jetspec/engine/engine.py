@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 import torch
 
-from jetspec.attention import KVCache, RowBatch, Segment
+from jetspec.attention import KVCache, RowBatch
 from jetspec.detokenize import IncrementalDetokenizer
 from jetspec.engine.blocks import BlockManager, BlockTable
-from jetspec.engine.draft import Drafter, HeadDrafter
-from jetspec.engine.observer import Committed, Observer, Round
+from jetspec.engine.budget import AutoBudget, Budget, FixedBudget, Load, Plan
+from jetspec.engine.cost import measure
+from jetspec.engine.drafters import CommittedRows, Drafter, HeadDrafter
+from jetspec.engine.observer import Committed, Observer, Round, Step
+from jetspec.engine.part import Part, batch_of
 from jetspec.engine.scheduler import Grant, Scheduler
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.packing import pack_linears
-from jetspec.sampling import SamplingParams, child_seed, encode_bad_words, process, sample, top_logprobs
+from jetspec.sampling import SamplingParams, child_seed, encode_bad_words, new_grammar, process, sample, top_logprobs
 from jetspec.target import Target, TargetOutput
 from jetspec.tree import Walk, walk
 
@@ -41,65 +47,31 @@ class StepOutput:
         return self.sequence.finished
 
 
-@dataclass
-class _Part:
-    """One sequence's rows in a round: `known` tokens as a chain, then a tree whose root follows them.
-
-    A prompt chunk that is not the last has no tree; the last one has a root alone; a decoding sequence has no `known`
-    rows but the tree, its root being the newest token.
-    """
-
-    sequence: Sequence
-    known: list[int]
-    tokens: list[int]
-    parents: list[int]
-    depths: list[int]
-    log_probs: list[float]
-    is_round: bool
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether the rows before the root need logits."""
-        sequence = self.sequence
-        return sequence.params.prompt_logprobs is not None and sequence.num_cached < len(sequence.prompt_ids)
-
-    @property
-    def row_tokens(self) -> list[int]:
-        return self.known + self.tokens
-
-    @property
-    def row_parents(self) -> list[int]:
-        """Parents within the segment: the root hangs on the last known row."""
-        n = len(self.known)
-        return list(range(-1, n - 1)) + [n + p if p >= 0 else n - 1 for p in self.parents]
-
-    @property
-    def row_positions(self) -> list[int]:
-        first = self.sequence.num_cached
-        root = first + len(self.known)
-        return list(range(first, root)) + [root + d for d in self.depths]
-
-
 class Engine:
     """Runs any number of requests on one target, each exactly as plain decoding would.
 
     Args:
         target: the frozen model.
         draft: a draft head or another drafter; None decodes plainly.
-        tree_budget: rows of a sequence's verify forward, root included.
+        tree_budget: rows of a sequence's verify forward, root included. "auto" chooses them anew every round, for all
+            sequences together, so that the expected tokens per second are highest, down to plain decoding; for that
+            the engine times some forwards first. A `Budget` of your own decides otherwise.
         num_blocks: K/V blocks in the pool; by default what memory allows.
         block_size: tokens a K/V block holds.
         max_rows: rows of one target forward, over all sequences.
         max_running: sequences that decode at the same time.
         share_prefixes: start requests behind a prefix that other requests left in the cache. Rows of such a prefix do
             not run, so `observer` does not see them.
+        exact: compute every row with bits that depend on its token and context alone (`Target.as_exact`), so that text
+            equals plain decoding's to the last near-tie in every number type, whatever the batch and the draft.
+        compile: compile the target's layers (`Target.compile`), which pays on accelerators.
         seed: where the noise of requests without a seed comes from.
         tap_layers: layers whose outputs `observer` is given; by default the head's.
         want_hidden: also give `observer` the final hidden states.
         observer: watches commits and rounds.
 
     Raises:
-        JetSpecError: an argument is out of range, or the head does not fit the target.
+        JetSpecError: an argument is out of range, the head does not fit the target, or the target cannot be exact or compiled.
     """
 
     def __init__(
@@ -107,42 +79,42 @@ class Engine:
         target: Target,
         draft: DraftHead | Drafter | None = None,
         *,
-        tree_budget: int = 16,
+        tree_budget: int | Literal["auto"] | Budget = "auto",
         num_blocks: int | None = None,
         block_size: int = 16,
         max_rows: int = 1024,
         max_running: int = 64,
         share_prefixes: bool = True,
+        exact: bool = False,
+        compile: bool = False,
         seed: int = 0,
         tap_layers: Seq[int] | None = None,
         want_hidden: bool = False,
         observer: Observer | None = None,
     ) -> None:
         for name, value in {
-            "tree_budget": tree_budget,
             "num_blocks": num_blocks,
             "block_size": block_size,
             "max_rows": max_rows,
             "max_running": max_running,
         }.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and not _is_positive_integer(value):
                 raise JetSpecError(f"{name}={value!r}: must be an integer of at least 1")
-        self.target = target
+        if not (tree_budget == "auto" or isinstance(tree_budget, Budget) or _is_positive_integer(tree_budget)):
+            raise JetSpecError(f'tree_budget={tree_budget!r}: must be an integer of at least 1, or "auto"')
         pack_linears(target.model)
+        self.target = target = target.as_exact() if exact else target
+        if compile:
+            target.compile()
+        self.drafter: Drafter | None = HeadDrafter(draft) if isinstance(draft, DraftHead) else draft
         if num_blocks is None:
-            head = draft if isinstance(draft, DraftHead) else None
-            num_blocks = _default_num_blocks(target, head, block_size, max_running)
+            num_blocks = _default_num_blocks(target, self.drafter, block_size, max_running)
         self.blocks = BlockManager(num_blocks, block_size)
         self.cache: KVCache = target.new_cache(num_blocks, block_size)
-        self.drafter: Drafter | None = (
-            HeadDrafter(draft, target, num_blocks, block_size) if isinstance(draft, DraftHead) else draft
-        )
+        if self.drafter is not None:
+            self.drafter.prepare(target, num_blocks, block_size)
         self.scheduler = Scheduler(
-            self.blocks,
-            tree_budget=1 if draft is None else tree_budget,
-            max_rows=max_rows,
-            max_running=max_running,
-            share_prefixes=share_prefixes,
+            self.blocks, max_rows=max_rows, max_running=max_running, share_prefixes=share_prefixes
         )
         drafter_taps = self.drafter.tap_layers if self.drafter is not None else ()
         if drafter_taps and tap_layers is not None and tuple(tap_layers) != tuple(drafter_taps):
@@ -150,6 +122,15 @@ class Engine:
         self.tap_layers = tuple(drafter_taps or tap_layers or ())
         self.want_hidden = want_hidden
         self.observer = observer
+        self.budget: Budget
+        if self.drafter is None:
+            self.budget = FixedBudget(1)
+        elif isinstance(tree_budget, Budget):
+            self.budget = tree_budget
+        elif isinstance(tree_budget, int):
+            self.budget = FixedBudget(tree_budget)
+        else:
+            self.budget = AutoBudget(measure(target, self.cache, max_rows, self.tap_layers))
         self._seed = seed
         self._unseeded = count()
         self._sequences: dict[str, Sequence] = {}
@@ -162,7 +143,8 @@ class Engine:
         """Tokens the request may generate at most.
 
         Raises:
-            JetSpecError: the prompt is empty, holds an id outside the vocabulary, or does not fit context or cache.
+            JetSpecError: the prompt is empty, holds an id outside the vocabulary, or does not fit context or cache; or
+                the parameters ask for what the target cannot give.
         """
         if not prompt_ids:
             raise JetSpecError("prompt is empty: give at least one token (a chat template or a bos token adds some)")
@@ -172,6 +154,8 @@ class Engine:
                 f"prompt holds token id {bad[0]!r}: ids of this target are 0 .. {self.target.num_embeddings - 1}"
             )
         params.check_vocabulary(self.target.vocab_size)
+        if params.structured_outputs is not None:
+            new_grammar(self.target.tokenizer, self.target.eos_token_ids, params.structured_outputs)
         if (params.stop_strings or params.bad_words) and self.target.tokenizer is None:
             raise JetSpecError(
                 "stop and bad_words need a tokenizer: this target has none, use stop_token_ids or logit_bias"
@@ -202,7 +186,7 @@ class Engine:
             raise JetSpecError(f"request_id={request_id!r} is already running: give each request its own id")
         max_new = self.check(prompt_ids, params)
         seed = params.seed if params.seed is not None else child_seed(self._seed, 1 + next(self._unseeded))
-        tokenizer = self.target.tokenizer
+        tokenizer, structured = self.target.tokenizer, params.structured_outputs
         sequence = Sequence(
             request_id=request_id,
             prompt_ids=list(prompt_ids),
@@ -213,6 +197,7 @@ class Engine:
             table=BlockTable(self.blocks),
             detokenizer=None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.skip_special_tokens),
             bad_words=encode_bad_words(tokenizer, params.bad_words or ()),
+            grammar=None if structured is None else new_grammar(tokenizer, self.target.eos_token_ids, structured),
         )
         self._sequences[request_id] = sequence
         self.scheduler.add(sequence)
@@ -229,18 +214,20 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Run one round; returns the requests that got tokens, in order of admission."""
-        grants = self.scheduler.schedule()
+        clock = _Clock()
+        grants = self.scheduler.schedule(self.budget.rows)
         if not grants:
             return []
-        parts = self._draft(grants)
-        batch = self._batch(parts)
+        parts, drafted, plan = self._draft(grants, clock)
+        batch = batch_of(parts).to(self.target.device)
         output, logits_start = self._verify(parts, batch)
         greedy = output.logits.argmax(-1).tolist() if output.logits.shape[0] else []
+        clock.lap("verify")
         outputs: list[StepOutput] = []
         walks: list[Walk | None] = []
         for part, start in zip(parts, logits_start, strict=True):
             if part.scores_prompt:
-                _score_prompt(part, output.logits, start)
+                part.score_prompt(output.logits, start)
             if not part.tokens:
                 walks.append(None)
                 continue
@@ -248,46 +235,33 @@ class Engine:
             walks.append(self._accept(part, output.logits, greedy, start))
             new_ids = part.sequence.token_ids[known:]
             outputs.append(StepOutput(part.sequence, new_ids, part.sequence.take_text()))
+        clock.lap("accept")
+        keys = sum(part.keys for part in parts)
         self._commit(parts, batch, walks, output)
         for done in [o.sequence for o in outputs if o.finished]:
             self.scheduler.release(done)
             del self._sequences[done.request_id]
+        clock.lap("commit")
+        self._learn(parts, walks, keys, drafted, plan, clock, sum(len(o.new_token_ids) for o in outputs))
         return outputs
 
-    def _draft(self, grants: list[Grant]) -> list[_Part]:
+    def _draft(self, grants: list[Grant], clock: _Clock) -> tuple[list[Part], list[Sequence], Plan | None]:
+        """The round's parts, the sequences that were drafted for, and the plan of their trees."""
         drafting = [g for g in grants if g.sequence.is_decoding and g.rows > 1]
-        trees: dict[str, _Part] = {}
-        if self.drafter is not None and drafting:
-            sequences = [g.sequence for g in drafting]
-            forest = self.drafter.propose(sequences, [g.rows for g in drafting])
-            for index, sequence in enumerate(sequences):
-                rows = forest.rows(index)
-                trees[sequence.request_id] = _Part(
-                    sequence,
-                    known=[],
-                    tokens=forest.tokens[rows].tolist(),
-                    parents=forest.parents[rows].tolist(),
-                    depths=forest.depths[rows].tolist(),
-                    log_probs=forest.log_probs[rows].tolist(),
-                    is_round=True,
-                )
-        return [trees.get(g.sequence.request_id) or _chain(g) for g in grants]
+        sequences = [g.sequence for g in drafting]
+        if self.drafter is None or not drafting:
+            return [Part.chain(g) for g in grants], [], None
+        clock.lap("schedule")
+        forest = self.drafter.propose(sequences, [g.rows for g in drafting])
+        clock.lap("draft")
+        index = {s.request_id: i for i, s in enumerate(sequences)}
+        others = [Part.chain(g) for g in grants if g.sequence.request_id not in index]
+        plan = self.budget.plan(forest, sequences, _load(sequences, others))
+        trees = [Part.tree(s, plan.forest, i) for i, s in enumerate(sequences)]
+        by_id = {part.sequence.request_id: part for part in trees + others}
+        return [by_id[g.sequence.request_id] for g in grants], sequences, plan
 
-    def _batch(self, parts: list[_Part]) -> RowBatch:
-        segments: list[Segment] = []
-        row = 0
-        for part in parts:
-            n, cached = len(part.known) + len(part.tokens), part.sequence.num_cached
-            segments.append(Segment(row, row + n, cached, part.sequence.table.slots(0, cached + n)))
-            row += n
-        return RowBatch(
-            token_ids=torch.tensor([t for p in parts for t in p.row_tokens]),
-            positions=torch.tensor([i for p in parts for i in p.row_positions]),
-            parents=torch.tensor([i for p in parts for i in p.row_parents]),
-            segments=segments,
-        ).to(self.target.device)
-
-    def _verify(self, parts: list[_Part], batch: RowBatch) -> tuple[TargetOutput, list[int]]:
+    def _verify(self, parts: list[Part], batch: RowBatch) -> tuple[TargetOutput, list[int]]:
         """The target's forward, with logits only for rows that choose a token or that the request asks to see.
 
         Returns, beside the output, where in the logits each part's tree starts.
@@ -308,7 +282,7 @@ class Engine:
         )
         return output, starts
 
-    def _accept(self, part: _Part, logits: torch.Tensor, greedy: list[int], start: int) -> Walk | None:
+    def _accept(self, part: Part, logits: torch.Tensor, greedy: list[int], start: int) -> Walk | None:
         """Walk the part's tree with the target's own choices, which become its sequence's tokens; None if it fails."""
         sequence = part.sequence
         plain_greedy = sequence.params.greedy and not sequence.params.has_processors
@@ -335,9 +309,10 @@ class Engine:
                 )
         return walked
 
-    def _commit(self, parts: list[_Part], batch: RowBatch, walks: list[Walk | None], output: TargetOutput) -> None:
+    def _commit(self, parts: list[Part], batch: RowBatch, walks: list[Walk | None], output: TargetOutput) -> None:
         """Keep the accepted rows' K/V in consecutive slots, hand their taps to the head, free the rest."""
         kept_rows: list[int] = []
+        spans: list[tuple[Sequence, int, int]] = []
         sources: list[torch.Tensor] = []
         slots: list[torch.Tensor] = []
         for part, segment, walked in zip(parts, batch.segments, walks, strict=True):
@@ -350,6 +325,7 @@ class Engine:
             kept = [segment.start + r for r in rows]
             kept_rows += kept
             sequence.num_cached += len(rows)
+            spans.append((sequence, start, sequence.num_cached))
             sequence.table.trim(sequence.num_cached + 1)
             sequence.table.publish(sequence.token_ids, sequence.num_cached)
             if self.observer is not None:
@@ -368,52 +344,103 @@ class Engine:
         device = self.target.device
         if moved.any():
             self.cache.move(source[moved].to(device), destination[moved].to(device))
-        if self.drafter is not None and self.drafter.tap_layers:
-            assert output.taps is not None
+        if self.drafter is not None:
             index = torch.tensor(kept_rows, dtype=torch.int64, device=device)
-            self.drafter.extend(output.taps[index], batch.positions[index], destination.to(device))
+            taps = None if output.taps is None else output.taps[index]
+            self.drafter.extend(CommittedRows(spans, batch.positions[index], destination.to(device), taps))
+
+    def _learn(
+        self,
+        parts: list[Part],
+        walks: list[Walk | None],
+        keys: int,
+        drafted: list[Sequence],
+        plan: Plan | None,
+        clock: _Clock,
+        new_tokens: int,
+    ) -> None:
+        """Tell budget and observer what the round took and brought."""
+        rows = sum(map(len, parts))
+        total, draft_s = clock.total, clock.seconds["draft"]
+        self.budget.observe_times(rows, keys, len(drafted), draft_s, total - draft_s)
+        if plan is not None:
+            by_id = {part.sequence.request_id: walked for part, walked in zip(parts, walks, strict=True)}
+            # A request that failed on the way says nothing about its draft.
+            walked_trees = [by_id[s.request_id] for s in drafted]
+            if all(walked is not None for walked in walked_trees):
+                self.budget.observe_plan(plan, drafted, [w for w in walked_trees if w is not None])
+        if self.observer is not None:
+            self.observer.step(
+                Step(
+                    rows=rows,
+                    decoding=sum(part.is_round for part in parts),
+                    drafted=len(drafted),
+                    new_tokens=new_tokens,
+                    draft_s=draft_s,
+                    verify_s=clock.seconds["verify"],
+                    accept_s=clock.seconds["accept"],
+                    commit_s=clock.seconds["commit"],
+                    total_s=total,
+                    expected_tokens=None if plan is None else plan.expected_tokens,
+                    expected_s=None if plan is None else plan.expected_seconds,
+                )
+            )
 
 
 def choose(sequence: Sequence, logits: torch.Tensor) -> int:
     """The target's next token for `sequence`: a draw from its processed distribution, or the argmax when greedy."""
     params = sequence.params
     processed = process(
-        logits, params, sequence.prompt_ids, sequence.output_ids, sequence.eos_token_ids, sequence.bad_words
+        logits,
+        params,
+        sequence.prompt_ids,
+        sequence.output_ids,
+        sequence.eos_token_ids,
+        sequence.bad_words,
+        sequence.grammar,
     )
     return sample(processed, params, sequence.seed, len(sequence.token_ids))
 
 
-def _score_prompt(part: _Part, logits: torch.Tensor, root: int) -> None:
-    """Record the log probabilities of the prompt tokens that follow the part's rows."""
-    sequence = part.sequence
-    first = sequence.num_cached + 1
-    scored = sequence.prompt_ids[first : first + len(part.row_tokens)]
-    # After a preemption rows are scored again; what is known stays.
-    new = scored[len(sequence.prompt_logprobs) - first :]
-    if new:
-        offset = root - len(part.known) + len(scored) - len(new)
-        rows = logits[offset : offset + len(new)]
-        assert sequence.params.prompt_logprobs is not None
-        sequence.prompt_logprobs += top_logprobs(rows, new, sequence.params.prompt_logprobs)
+class _Clock:
+    """Seconds of a round, split at `lap`s."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def lap(self, name: str) -> None:
+        """What passed since the last lap belongs to `name`."""
+        now = time.perf_counter()
+        self.seconds[name] += now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Up to the last lap."""
+        return self._last - self._start
 
 
-def _chain(grant: Grant) -> _Part:
-    """Known tokens as rows: a prompt chunk, or the lone root of plain decoding."""
-    sequence = grant.sequence
-    is_round = sequence.is_decoding
-    rows = 1 if is_round else grant.rows
-    stop = sequence.num_cached + rows
-    tokens = sequence.token_ids[sequence.num_cached : stop]
-    if stop < len(sequence.token_ids):
-        return _Part(sequence, tokens, [], [], [], [], False)
-    return _Part(sequence, tokens[:-1], tokens[-1:], [-1], [0], [0.0], is_round)
+def _is_positive_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _default_num_blocks(target: Target, head: DraftHead | None, block_size: int, max_running: int) -> int:
+def _load(drafted: list[Sequence], others: list[Part]) -> Load:
+    """What the round runs beside the trees of `drafted`."""
+    context = sum(s.num_cached for s in drafted)
+    return Load(
+        rows=len(drafted) + sum(map(len, others)),
+        keys=context + sum(part.keys for part in others),
+        tokens=len(drafted) + sum(bool(part.tokens) for part in others),
+        context=context / len(drafted),
+    )
+
+
+def _default_num_blocks(target: Target, drafter: Drafter | None, block_size: int, max_running: int) -> int:
     """Blocks for `max_running` full contexts, or as many as memory allows."""
     per_block = target.cache_bytes_per_token * block_size
-    if head is not None:
-        per_block += head.cache_bytes_per_token * block_size
+    if drafter is not None:
+        per_block += drafter.cache_bytes_per_token * block_size
     if target.device.type == "cuda":
         available = int(torch.cuda.mem_get_info(target.device)[0] * DEFAULT_GPU_CACHE_SHARE)
     else:

@@ -34,9 +34,31 @@ class Round:
     new_tokens: list[int]
 
 
+@dataclass
+class Step:
+    """One round of the engine over all sequences: what it ran, what came of it, and where its seconds went.
+
+    The expected numbers are the budget's own forecast; None where nothing was drafted or the budget is fixed.
+    """
+
+    rows: int
+    decoding: int
+    drafted: int
+    new_tokens: int
+    draft_s: float
+    verify_s: float
+    accept_s: float
+    commit_s: float
+    total_s: float
+    expected_tokens: float | None = None
+    expected_s: float | None = None
+
+
 class Observer:
     """Base class whose methods do nothing; pass a subclass to the engine and override what you need."""
 
     def committed(self, rows: Committed) -> None: ...
 
     def round(self, record: Round) -> None: ...
+
+    def step(self, record: Step) -> None: ...

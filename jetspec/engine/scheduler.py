@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jetspec.engine.blocks import BlockManager
@@ -25,12 +26,9 @@ class Scheduler:
     preempted: its blocks are freed and its K/V recomputed later.
     """
 
-    def __init__(
-        self, blocks: BlockManager, *, tree_budget: int, max_rows: int, max_running: int, share_prefixes: bool
-    ) -> None:
+    def __init__(self, blocks: BlockManager, *, max_rows: int, max_running: int, share_prefixes: bool) -> None:
         self.blocks = blocks
         self.share_prefixes = share_prefixes
-        self.tree_budget = tree_budget
         self.max_rows = max_rows
         self.max_running = min(max_running, max_rows)
         self.waiting: deque[Sequence] = deque()
@@ -47,19 +45,22 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> list[Grant]:
-        """Grants for the next round, in order of admission; blocks for all granted rows are reserved."""
+    def schedule(self, tree_rows: Callable[[list[Sequence]], list[int]]) -> list[Grant]:
+        """Grants for the next round, in order of admission; blocks for all granted rows are reserved.
+
+        `tree_rows` says how many rows the trees of these decoding sequences may have.
+        """
         self._admit()
         decoding = self._reserve_roots()
         prefilling = [s for s in self.running if not s.is_decoding]
         # While prompts wait, trees leave half of the rows to them.
-        tree_rows = self.max_rows // 2 if prefilling else self.max_rows
-        per_tree = max(1, tree_rows // max(1, len(decoding)))
+        rows_for_trees = self.max_rows // 2 if prefilling else self.max_rows
+        per_tree = max(1, rows_for_trees // max(1, len(decoding)))
         free_rows = self.max_rows - len(decoding)
         grants: dict[str, int] = {s.request_id: 1 for s in decoding}
-        for sequence in decoding:
-            wanted = min(self.tree_budget, per_tree, 1 + free_rows) if sequence.max_depth > 0 else 1
-            rows = self._reserve(sequence, wanted)
+        drafting = [s for s in decoding if s.max_depth > 0]
+        for sequence, allowed in zip(drafting, tree_rows(drafting), strict=True):
+            rows = self._reserve(sequence, min(allowed, per_tree, 1 + free_rows))
             grants[sequence.request_id] = rows
             free_rows -= rows - 1
         for sequence in prefilling:
@@ -72,7 +73,7 @@ class Scheduler:
         if not granted and self.running:
             # Only prompts are running, and none of them can grow: make room from the newest.
             self._preempt(self.running[-1])
-            return self.schedule()
+            return self.schedule(tree_rows)
         return granted
 
     def _reserve_roots(self) -> list[Sequence]:

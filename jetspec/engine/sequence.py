@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jetspec.detokenize import IncrementalDetokenizer
 from jetspec.engine.blocks import BlockTable
-from jetspec.sampling import Logprob, SamplingParams, StopChecker
+from jetspec.sampling import Grammar, Logprob, SamplingParams, StopChecker
 
 
 @dataclass
@@ -41,9 +41,9 @@ class RequestMetrics:
         return self.total_s - self.first_token_s
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
-    """Tokens, cache blocks and finish state of one request.
+    """Tokens, cache blocks and finish state of one request; equal to itself only.
 
     `num_cached` tokens have their K/V committed. While decoding it is `len(token_ids) - 1`: the newest token, the
     anchor of the next draft, has not been through the target yet.
@@ -58,6 +58,7 @@ class Sequence:
     table: BlockTable
     detokenizer: IncrementalDetokenizer | None = None
     bad_words: list[list[int]] = field(default_factory=list)
+    grammar: Grammar | None = None
     token_ids: list[int] = field(default_factory=list)
     num_cached: int = 0
     finish_reason: str | None = None
@@ -104,7 +105,13 @@ class Sequence:
         return self.max_new_tokens - self.num_output - 1
 
     def append(self, token: int) -> bool:
-        """Take the target's next token; returns whether the request ends with it. A stop wins over the length."""
+        """Take the target's next token; returns whether the request ends with it. A stop wins over the length.
+
+        Raises:
+            JetSpecError: the request's grammar does not allow the token.
+        """
+        if self.grammar is not None:
+            self.grammar.advance(token)
         self.token_ids.append(token)
         self.metrics.completion_tokens += 1
         if self.metrics.first_token_s is None:
@@ -117,6 +124,8 @@ class Sequence:
             self._add_text(token)
             if self._stop_strings.matched is not None:
                 self.finish("stop", self._stop_strings.matched)
+            elif self.grammar is not None and self.grammar.complete and self.num_output >= self.params.min_tokens:
+                self.finish("stop")
             elif self.num_output >= self.max_new_tokens:
                 self.finish("length")
         return self.finished

@@ -89,7 +89,8 @@ class DraftHead(nn.Module):
         """Draft one block for each of S sequences.
 
         embeds [S, B, hidden] is the target's embedding of `[anchor, MASK, ..]`, positions [S, B] starts at the anchor's
-        own position t, and context_slots[s] [t] names the slots of the committed tokens 0 .. t - 1 before it.
+        own position t, and context_slots[s] names the slots of the committed tokens before it, up to t - 1: all t of
+        them, or the last ones where the head's view is bounded.
         Returns hidden states [S, B, hidden], ready for the target's lm_head. Nothing is written to the cache.
         Raises JetSpecError where the shapes do not fit together.
         """
@@ -191,7 +192,7 @@ class DraftHead(nn.Module):
             return [None] * len(context_slots)
         within = block_mask(positions, self.config.causal, window)
         before = [
-            context_mask(positions[s], torch.arange(len(slots), device=positions.device), window)
+            context_mask(positions[s], positions[s, 0] + torch.arange(-len(slots), 0, device=positions.device), window)
             for s, slots in enumerate(context_slots)
         ]
         return [torch.cat((context, block), dim=-1) for context, block in zip(before, within, strict=True)]

@@ -3,12 +3,12 @@
 from jetspec.tree.accept import Walk, walk, walk_greedy
 from jetspec.tree.build import (
     Expand,
-    Forest,
     build_forest,
     expected_accepted_length,
     grow_trees,
     top_candidates,
 )
+from jetspec.tree.forest import Forest, forest_of
 from jetspec.tree.mask import ancestor_mask, chain_parents, depths_of
 from jetspec.tree.order import topk_lowest_id
 
@@ -21,6 +21,7 @@ __all__ = [
     "chain_parents",
     "depths_of",
     "expected_accepted_length",
+    "forest_of",
     "grow_trees",
     "top_candidates",
     "topk_lowest_id",

@@ -8,30 +8,12 @@ import torch
 from torch import Tensor
 
 from jetspec.errors import JetSpecError
+from jetspec.tree.forest import Forest
 from jetspec.tree.order import first_by_value, topk_lowest_id
 
 Expand = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(depth, frontier tokens [S, W]) -> log probabilities and ids of each frontier node's children, most probable first,
 each [S, W, K], or [S, 1, K] where all nodes of a depth share one list."""
-
-
-@dataclass(frozen=True)
-class Forest:
-    """The draft trees of a batch, flat and on the CPU.
-
-    Trees lie end to end; within a tree nodes are ordered by (depth, parent, rank), so the root is first and parents
-    come before their children.
-    """
-
-    tokens: Tensor  # [N] int64
-    parents: Tensor  # [N] int64, index within the tree, -1 for the root
-    depths: Tensor  # [N] int64
-    log_probs: Tensor  # [N] float32, of the path from the root (root: 0)
-    offsets: list[int]  # [S + 1], tree s is the range offsets[s]:offsets[s + 1]
-
-    def rows(self, index: int) -> slice:
-        """The range of tree `index`."""
-        return slice(self.offsets[index], self.offsets[index + 1])
 
 
 @dataclass(frozen=True)

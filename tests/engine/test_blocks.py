@@ -111,7 +111,7 @@ def test_the_head_reads_the_same_context_after_a_hit() -> None:
     target = make_target("llama")
     head = random_head(target)
     prompt = list(range(1, 40))
-    engine = Engine(target, head, num_blocks=64, block_size=4)
+    engine = Engine(target, head, tree_budget=8, num_blocks=64, block_size=4)
     drafts = []
     propose = engine.drafter.propose
 

@@ -1,0 +1,138 @@
+"""Drafting with a small language model that shares the target's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from jetspec.attention import KVCache, RowBatch, Segment
+from jetspec.engine.drafters.base import CommittedRows, Drafter
+from jetspec.engine.drafters.head import tempered
+from jetspec.engine.sequence import Sequence
+from jetspec.errors import JetSpecError
+from jetspec.packing import pack_linears
+from jetspec.target import Target
+from jetspec.tree import Forest, forest_of, top_candidates
+
+
+class ModelDrafter(Drafter):
+    """The small model's most probable path, one forward a token, with the runners-up at every step as its branches.
+
+    Its K/V lie in the slots that the target's block tables address.
+
+    Args:
+        model: the small model, loaded like a target.
+        depth: tokens a draft reaches ahead: forwards of the small model a round.
+
+    Raises:
+        JetSpecError: depth is below 1.
+
+    Source: speculative decoding (Leviathan et al., 2023), with branches.
+    """
+
+    def __init__(self, model: Target, *, depth: int = 4) -> None:
+        if depth < 1:
+            raise JetSpecError(f"depth={depth}: must be at least 1")
+        self.model = model
+        self.depth = depth
+        self.cache_bytes_per_token = model.cache_bytes_per_token
+        self._cache: KVCache
+        self._vocab_size: int
+
+    def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
+        check_vocabularies(self.model, target)
+        # Either may have padded its vocabulary.
+        self._vocab_size = min(self.model.vocab_size, target.num_embeddings)
+        pack_linears(self.model.model)
+        self._cache = self.model.new_cache(num_blocks, block_size)
+
+    def extend(self, rows: CommittedRows) -> None:
+        # A model of a shorter context than the target's drafts within its own.
+        spans = [(s, start, min(stop, self.model.max_context)) for s, start, stop in rows.spans]
+        spans = [span for span in spans if span[1] < span[2]]
+        if spans:
+            self._forward(spans, torch.empty(0, dtype=torch.int64))
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
+        paths = [_Path(s.anchor) for s in sequences]
+        room = [
+            min(self.depth, budget - 1, s.max_depth, self.model.max_context - s.num_cached)
+            for s, budget in zip(sequences, budgets, strict=True)
+        ]
+        for step in range(max(room, default=0)):
+            growing = [i for i, depth in enumerate(room) if depth > step]
+            spans = [
+                (sequences[i], sequences[i].num_cached + step, sequences[i].num_cached + step + 1) for i in growing
+            ]
+            logits = self._forward(spans, torch.arange(len(spans)), [paths[i].spine[-1] for i in growing])
+            logits = tempered(logits[:, : self._vocab_size].float(), [sequences[i] for i in growing])
+            log_probs, ids = top_candidates(logits, min(max(budgets), logits.shape[-1]))
+            for i, row_log_probs, row_ids in zip(growing, log_probs.tolist(), ids.tolist(), strict=True):
+                paths[i].grow(row_log_probs, row_ids)
+        return forest_of([path.best(budget) for path, budget in zip(paths, budgets, strict=True)])
+
+    def _forward(
+        self, spans: list[tuple[Sequence, int, int]], logits_rows: torch.Tensor, tokens: Seq[int] | None = None
+    ) -> torch.Tensor:
+        """Run the model over positions `start .. stop - 1` of each span, by default with the sequence's own tokens."""
+        segments: list[Segment] = []
+        row = 0
+        for sequence, start, stop in spans:
+            segments.append(Segment(row, row + stop - start, start, sequence.table.slots(0, stop)))
+            row += stop - start
+        if tokens is None:
+            tokens = [t for sequence, start, stop in spans for t in sequence.token_ids[start:stop]]
+        batch = RowBatch(
+            token_ids=torch.tensor(tokens),
+            positions=torch.cat([torch.arange(start, stop) for _, start, stop in spans]),
+            parents=torch.cat([torch.arange(-1, stop - start - 1) for _, start, stop in spans]),
+            segments=segments,
+        )
+        return self.model.forward(batch.to(self.model.device), self._cache, logits_rows).logits
+
+
+class _Path:
+    """A tree with one spine: the nodes along it and their siblings."""
+
+    def __init__(self, anchor: int) -> None:
+        self.spine = [anchor]
+        self.levels: list[tuple[list[float], list[int]]] = []
+        self._log_prob = 0.0
+
+    def grow(self, log_probs: list[float], ids: list[int]) -> None:
+        """Add the children of the spine's end, most probable first; the first one continues the spine."""
+        self.levels.append(([self._log_prob + min(p, 0.0) for p in log_probs], ids))
+        self._log_prob += min(log_probs[0], 0.0)
+        self.spine.append(ids[0])
+
+    def best(self, budget: int) -> tuple[list[int], list[int], list[float]]:
+        """The `budget` most probable nodes: tokens, parents, path log probabilities."""
+        nodes = [(d, rank) for d, (log_probs, _) in enumerate(self.levels) for rank in range(len(log_probs))]
+        # Stable: of equal nodes the shallower one stays, so a node's parent is always kept.
+        kept = sorted(sorted(nodes, key=lambda n: -self.levels[n[0]][0][n[1]])[: budget - 1])
+        first_of_depth = {d: index for index, (d, rank) in enumerate(kept, 1) if rank == 0}
+        first_of_depth[-1] = 0
+        tokens = [self.spine[0]] + [self.levels[d][1][rank] for d, rank in kept]
+        parents = [-1] + [first_of_depth[d - 1] for d, _ in kept]
+        return tokens, parents, [0.0] + [self.levels[d][0][rank] for d, rank in kept]
+
+
+def check_vocabularies(model: Target, target: Target) -> None:
+    """Raise JetSpecError unless a token id means the same to both models."""
+    if model.device != target.device:
+        raise JetSpecError(f"draft model is on {model.device}, the target on {target.device}: load both on one device")
+    if model.num_embeddings < target.vocab_size and model.tokenizer is None:
+        raise JetSpecError(
+            f"draft model {model.name} knows {model.num_embeddings} tokens, the target {target.vocab_size}: "
+            "use a model with the target's vocabulary"
+        )
+    if model.tokenizer is None or target.tokenizer is None:
+        return
+    ours, theirs = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
+    differing = next((token for token, index in theirs.items() if ours.get(token) != index), None)
+    if differing is not None:
+        raise JetSpecError(
+            f"draft model {model.name} and target {target.name} have different vocabularies "
+            f"({differing!r} is {ours.get(differing)} and {theirs[differing]}): use a model with the target's tokenizer"
+        )

@@ -1,0 +1,82 @@
+"""Draft trees as flat tensors, and what can be asked of them whoever built them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The draft trees of a batch, flat and on the CPU.
+
+    Trees lie end to end; within a tree nodes are ordered by (depth, parent, rank), so the root is first and parents
+    come before their children.
+    """
+
+    tokens: Tensor  # [N] int64
+    parents: Tensor  # [N] int64, index within the tree, -1 for the root
+    depths: Tensor  # [N] int64
+    log_probs: Tensor  # [N] float32, of the path from the root (root: 0)
+    offsets: list[int]  # [S + 1], tree s is the range offsets[s]:offsets[s + 1]
+
+    def rows(self, index: int) -> slice:
+        """The range of tree `index`."""
+        return slice(self.offsets[index], self.offsets[index + 1])
+
+    @property
+    def num_trees(self) -> int:
+        return len(self.offsets) - 1
+
+    def keep(self, kept: Tensor) -> "Forest":
+        """The trees with only the nodes where kept [N] is True; a kept node's parent is kept too, and every root."""
+        before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])  # kept nodes before each node
+        offsets = before[self.offsets]
+        starts = offsets[:-1].repeat_interleave(offsets.diff())
+        old_starts = torch.tensor(self.offsets[:-1]).repeat_interleave(offsets.diff())
+        parents = self.parents[kept]
+        moved = before[old_starts + parents.clamp(min=0)] - starts
+        return Forest(
+            tokens=self.tokens[kept],
+            parents=torch.where(parents < 0, parents, moved),
+            depths=self.depths[kept],
+            log_probs=self.log_probs[kept],
+            offsets=offsets.tolist(),
+        )
+
+    def parent_nodes(self) -> Tensor:
+        """[N] index of each node's parent in the whole forest; a root is its own."""
+        sizes = torch.tensor(self.offsets).diff()
+        starts = torch.tensor(self.offsets[:-1]).repeat_interleave(sizes)
+        return torch.where(self.parents < 0, torch.arange(len(self.parents)), starts + self.parents)
+
+    def sibling_ranks(self) -> Tensor:
+        """[N] place of each node among its siblings, 0 the most probable (and a root)."""
+        parents = self.parent_nodes()
+        # Siblings lie side by side, so a node's rank is its distance from where its parent's children begin.
+        index = torch.arange(len(parents))
+        begins = torch.ones_like(parents, dtype=torch.bool)
+        begins[1:] = parents[1:] != parents[:-1]
+        begins |= self.parents < 0
+        # A root's first child follows it with the root as "parent" of both.
+        begins[1:] |= (self.parents[:-1] < 0) & (self.parents[1:] >= 0)
+        return index - torch.where(begins, index, 0).cummax(0).values
+
+
+def forest_of(trees: Sequence[tuple[Sequence[int], Sequence[int], Sequence[float]]]) -> Forest:
+    """A forest of trees given as (tokens, parents, path log probabilities), each ordered by (depth, parent, rank)."""
+    depths: list[int] = []
+    for _, parents, _ in trees:
+        own: list[int] = []
+        for parent in parents:
+            own.append(0 if parent < 0 else own[parent] + 1)
+        depths += own
+    return Forest(
+        tokens=torch.tensor([t for tokens, _, _ in trees for t in tokens], dtype=torch.int64),
+        parents=torch.tensor([p for _, parents, _ in trees for p in parents], dtype=torch.int64),
+        depths=torch.tensor(depths, dtype=torch.int64),
+        log_probs=torch.tensor([p for _, _, log_probs in trees for p in log_probs], dtype=torch.float32),
+        offsets=[0, *accumulate(len(tokens) for tokens, _, _ in trees)],
+    )

@@ -1,0 +1,268 @@
+"""The automatic budget: cost curve, calibration and choice of nodes, each against what it must find."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from jetspec.engine import AutoBudget, Engine, Observer, Sequence, Step
+from jetspec.engine.budget import Load
+from jetspec.engine.calibration import Calibration, Nodes
+from jetspec.engine.cost import CostModel, TimeCurve, measure
+from jetspec.errors import JetSpecError
+from jetspec.sampling import SamplingParams
+from jetspec.tree import Forest, forest_of
+from tests.drafters import OracleDrafter
+from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
+from tests.tiny import TINY_MODELS, VOCAB_SIZE
+from tests.tree.test_tree_forest import forests
+
+
+class FrozenCost(CostModel):
+    """A cost model that learns nothing, so that decisions do not depend on the machine."""
+
+    def observe_verify(self, rows: int, keys: int, seconds: float) -> None:
+        pass
+
+    def observe_draft(self, sequences: int, seconds: float) -> None:
+        pass
+
+
+def cost(per_row: float, draft: float = 0.0, knee: int = 1) -> FrozenCost:
+    """One second up to `knee` rows, then `per_row` more for each."""
+    rows = TimeCurve([1, knee, knee + 1, 4096], [1, 1, 1 + per_row, 1 + per_row * (4096 - knee)])
+    return FrozenCost(rows, draft=TimeCurve([1], [draft]))
+
+
+def sequences(engine: Engine, number: int, max_tokens: int = 200) -> list[Sequence]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return [engine.add(str(i), [1 + i, 2, 3], params) for i in range(number)]
+
+
+def load(number: int, context: float = 0) -> Load:
+    return Load(rows=number, keys=0, tokens=number, context=context)
+
+
+def confident(number: int) -> Forest:
+    """Trees of one path of probability 0.9, 0.81, .. and a useless sibling at each step."""
+    log_probs = [0.0]
+    tokens, parents = [0], [-1]
+    spine = 0
+    for d in range(1, 8):
+        at = len(tokens)
+        tokens += [d, 100 + d]
+        parents += [spine, spine]
+        log_probs += [d * float(np.log(0.9)), (d - 1) * float(np.log(0.9)) + float(np.log(0.01))]
+        spine = at
+    return forest_of([(tokens, parents, log_probs)] * number)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(make_target("llama"), num_blocks=400, block_size=4)
+
+
+def test_curve_is_linear_between_points_and_never_falls() -> None:
+    curve = TimeCurve([1, 2, 4], [1.0, 0.5, 3.0])
+    assert curve(np.array([0, 1, 2, 3, 4, 6])).tolist() == pytest.approx([1, 1, 1, 2, 3, 5])
+
+
+def test_curve_learns() -> None:
+    curve = TimeCurve([1, 2, 4, 8, 16], [1.0] * 5)
+    generator = random.Random(0)
+    for _ in range(600):
+        n = generator.randint(1, 16)
+        curve.observe(n, (2 + 0.5 * n) * generator.uniform(0.9, 1.1))
+    for n in (1, 4, 8, 16):
+        assert float(curve(n)) == pytest.approx(2 + 0.5 * n, rel=0.12)
+
+
+def test_one_slow_round_does_not_upset_the_curve() -> None:
+    curve = TimeCurve([1, 2, 4], [1.0, 1.0, 1.0])
+    curve.observe(2, 1000.0)
+    assert float(curve(2)) < 1.2
+
+
+def test_measure_gives_a_usable_model() -> None:
+    target = make_target("qwen3_moe")
+    model = measure(target, target.new_cache(64, 4), 64, taps=(1, 3))
+    assert 0 < model.verify_seconds(1, 0) <= model.verify_seconds(64, 0) <= model.verify_seconds(64, 64 * 1000)
+    assert model.draft_seconds(3) == 0
+    model.observe_draft(2, 60.0)  # the first draft of all counts for nothing
+    assert model.draft_seconds(2) == 0
+    model.observe_draft(2, 0.5)
+    assert model.draft_seconds(2) == pytest.approx(0.5)
+    assert model.draft_seconds(4) > model.draft_seconds(1) > 0
+
+
+@given(forests())
+def test_corrected_paths_never_gain(case: tuple[Forest, list[list[int]]]) -> None:
+    forest, _ = case
+    nodes = Nodes(forest, [0] * forest.num_trees)
+    calibration = Calibration()
+    everything = np.ones(len(forest.tokens), dtype=bool)
+    calibration.observe(nodes, everything, nodes.parents != np.arange(len(everything)))
+    paths = calibration.path_probabilities(nodes)
+    assert (paths <= paths[nodes.parents]).all()
+    assert ((paths >= 0) & (paths <= 1)).all()
+
+
+def test_calibration_finds_the_true_rates() -> None:
+    """A drafter that says 0.6 and 0.3 everywhere, where the truth is 0.9 and 0.05 for greedy, 0.3 and 0.3 for sampled
+    requests."""
+    truth = {0: (0.9, 0.05), 1: (0.3, 0.3)}
+    forest = forest_of([([0, 1, 2], [-1, 0, 0], [0.0, float(np.log(0.6)), float(np.log(0.3))])] * 2)
+    nodes = Nodes(forest, [0, 1])
+    calibration = Calibration(kinds=2)
+    generator = random.Random(0)
+    at_stake = np.array([False, True, True] * 2)
+    for _ in range(1500):
+        visited = []
+        for kind in (0, 1):
+            u = generator.random()
+            first, second = truth[kind]
+            visited += [True, u < first, first <= u < first + second]
+        calibration.observe(nodes, np.array(visited), at_stake)
+    paths = calibration.path_probabilities(nodes)
+    assert paths[[1, 4]] == pytest.approx([0.9, 0.3], abs=0.06)
+    assert paths[[2, 5]] == pytest.approx([0.05, 0.3], abs=0.06)
+
+
+def test_what_was_not_at_stake_teaches_nothing() -> None:
+    forest = confident(1)
+    nodes = Nodes(forest, [0])
+    calibration = Calibration()
+    nothing = np.zeros(len(forest.tokens), dtype=bool)
+    before = calibration.ratios
+    calibration.observe(nodes, nothing, nothing)
+    assert (calibration.ratios == before).all()
+
+
+@pytest.mark.parametrize("per_row", [0.0, 0.05, 0.2, 0.5, 2.0])
+@pytest.mark.parametrize("number", [1, 3, 16])
+def test_plan_is_the_best_of_all_prefixes(engine: Engine, per_row: float, number: int) -> None:
+    """Against a search through every number of nodes, most probable first."""
+    budget = AutoBudget(cost(per_row, draft=0.3))
+    budget.rows(running := sequences(engine, number))
+    forest = confident(number)
+    plan = budget.plan(forest, running, load(number))
+    probabilities = sorted(np.exp(forest.log_probs[forest.parents >= 0].double().numpy()), reverse=True)
+    rates = [
+        (number + sum(probabilities[:k])) / (1 + per_row * (number + k - 1) + 0.3)
+        for k in range(len(probabilities) + 1)
+    ]
+    assert plan.expected_tokens / plan.expected_seconds == pytest.approx(max(rates))
+    size = len(plan.forest.tokens) - number
+    assert rates[size] == pytest.approx(max(rates))
+    if per_row == 2.0:
+        assert size == 0
+    if per_row == 0:
+        assert size == len(probabilities)
+
+
+def test_nodes_go_where_they_are_worth_most(engine: Engine) -> None:
+    """Of two sequences the one with the confident draft gets the larger tree."""
+    weak = ([0, 1, 2], [-1, 0, 1], [0.0, float(np.log(0.2)), float(np.log(0.04))])
+    strong = ([0, 1, 2], [-1, 0, 1], [0.0, float(np.log(0.9)), float(np.log(0.8))])
+    plan = AutoBudget(cost(0.3)).plan(forest_of([weak, strong]), sequences(engine, 2), load(2))
+    assert np.diff(plan.forest.offsets).tolist() == [1, 3]
+
+
+def test_long_contexts_make_nodes_dearer(engine: Engine) -> None:
+    running, sizes = sequences(engine, 1), []
+    for context in (0, 1000):
+        model = cost(0.05)
+        model.key_seconds = 1e-3
+        plan = AutoBudget(model).plan(confident(1), running, load(1, context))
+        sizes.append(len(plan.forest.tokens))
+    assert sizes[0] > sizes[1]
+
+
+def test_high_concurrency_ends_in_plain_decoding(engine: Engine) -> None:
+    """Up to 16 rows are free: one sequence gets a tree, sixteen are not even drafted for."""
+    budget = AutoBudget(cost(0.2, draft=0.1, knee=16))
+    few = sequences(engine, 1)
+    for _ in range(10):
+        budget.rows(few)
+        assert len(budget.plan(confident(1), few, load(1)).forest.tokens) > 8
+    assert budget.rows(few)[0] > 8
+    many = [few[0]] * 64
+    assert budget.rows(many) == [1] * 64
+    assert budget.rows(few)[0] > 8
+
+
+class Recorder(Observer):
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def step(self, record: Step) -> None:
+        self.steps.append(record)
+
+
+def simulated_seconds(model: CostModel, steps: list[Step]) -> float:
+    return sum(
+        float(model.verify_seconds(s.rows, 0)) + (model.draft_seconds(s.drafted) if s.drafted else 0) for s in steps
+    )
+
+
+@pytest.mark.parametrize("kind", ["liar", "random head"])
+def test_a_useless_drafter_costs_little(kind: str) -> None:
+    """Seconds by the model, of a draft that costs a fifth of a forward: at most 5% above plain decoding's."""
+    target, recorder, model = make_target("llama"), Recorder(), cost(0.03, draft=0.2)
+    prompt = [1, 2, 3]
+    limit = SamplingParams(temperature=0, max_tokens=240, ignore_eos=True)
+    alone = Engine(target, num_blocks=64)
+    (truth,) = run(alone, [prompt], [limit])
+    draft = (
+        random_head(target) if kind == "random head" else OracleDrafter({tuple(prompt): truth[0]}, VOCAB_SIZE, hit=0)
+    )
+    engine = Engine(target, draft, tree_budget=AutoBudget(model), num_blocks=64, observer=recorder)
+    assert run(engine, [prompt], [limit]) == [truth]
+    assert run(engine, [prompt], [limit]) == [truth]
+    assert simulated_seconds(model, recorder.steps) < 1.05 * 480
+    assert sum(s.drafted for s in recorder.steps) >= 5, "a drafter must be tried before it is given up"
+
+
+def test_drafting_resumes_when_it_pays_again() -> None:
+    target = make_target("llama")
+    prompt = [9, 8, 7]
+    limit = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    (truth,) = run(Engine(target, num_blocks=64), [prompt], [limit])
+    drafter = OracleDrafter({tuple(prompt): truth[0]}, VOCAB_SIZE, hit=0.0)
+    engine = Engine(target, drafter, tree_budget=AutoBudget(cost(0.03, draft=0.2)), num_blocks=64)
+    run(engine, [prompt], [limit])
+    drafter.hit = 1.0
+    sequence = None
+    for i in range(8):
+        sequence = engine.add(str(i), prompt, limit)
+        while engine.has_work:
+            engine.step()
+    assert sequence is not None
+    assert sequence.metrics.acceptance_length > 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_automatic_trees_change_no_token(kind: str, temperature: float) -> None:
+    target = make_target(kind)
+    prompts, params = make_prompts(5), make_params(5, temperature)
+    truth = references(kind, prompts, params)
+    known = {tuple(ids): output for ids, (output, _) in zip(prompts, truth, strict=True)}
+    engine = Engine(
+        target,
+        OracleDrafter(known, VOCAB_SIZE, hit=0.7),
+        tree_budget=AutoBudget(cost(0.08, draft=0.1, knee=6)),
+        num_blocks=64,
+        block_size=4,
+        max_rows=64,
+    )
+    assert run(engine, prompts, params) == truth
+
+
+@pytest.mark.parametrize("value", [0, -1, 4.5, "many", True, None])
+def test_bad_budgets_are_refused(value: object) -> None:
+    with pytest.raises(JetSpecError, match="tree_budget"):
+        Engine(make_target("llama"), tree_budget=value)  # type: ignore[arg-type]
