@@ -9,14 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jetspec.async_llm import AsyncLLM
     from jetspec.errors import JetSpecError
     from jetspec.llm import LLM
-    from jetspec.sampling import SamplingParams
+    from jetspec.sampling import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "JetSpecError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "JetSpecError", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
-_HOMES = {"LLM": "jetspec.llm", "SamplingParams": "jetspec.sampling", "JetSpecError": "jetspec.errors"}
+_HOMES = {
+    "LLM": "jetspec.llm",
+    "AsyncLLM": "jetspec.async_llm",
+    "SamplingParams": "jetspec.sampling",
+    "StructuredOutputsParams": "jetspec.sampling",
+    "JetSpecError": "jetspec.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

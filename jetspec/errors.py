@@ -5,6 +5,10 @@ class JetSpecError(ValueError):
     """A request, checkpoint or model that cannot be honoured; the message names the field and the fix."""
 
 
+class EngineError(JetSpecError):
+    """The engine was closed or stopped on an error of its own: nothing runs on it any more."""
+
+
 class RequestError(JetSpecError):
     """Requests that failed while others ran on; `outputs` holds what every request of the call produced."""
 

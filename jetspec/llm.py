@@ -3,57 +3,27 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from jetspec.engine import Engine, Observer, RequestMetrics
-from jetspec.engine import Sequence as EngineSequence
-from jetspec.errors import JetSpecError, RequestError
-from jetspec.head import DraftHead, load_head
-from jetspec.sampling import Logprob, SamplingParams, child_seed
+from jetspec.engine import Budget, Drafter, Engine, HeadDrafter, Observer, load_drafter
+from jetspec.errors import JetSpecError
+from jetspec.head import DraftHead
+from jetspec.requests import Dispatcher, Request, RequestOutput, StreamOutput, raise_failures
+from jetspec.sampling import SamplingParams
 from jetspec.target import Target, load_target
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
+Conversation = Sequence[Message]
 #: Called with the prompt's index, its new token ids and the text they complete.
 OnToken = Callable[[int, list[int], str], None]
-
-
-@dataclass
-class CompletionOutput:
-    """One answer.
-
-    `finish_reason` is "stop", "length", "abort" or "error"; `stop_reason` the stop token or string that ended it.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    stop_reason: int | str | None = None
-    #: Per token its log probability and those of the most probable ones, where `SamplingParams.logprobs` asks for them.
-    logprobs: list[dict[int, Logprob]] | None = None
-
-
-@dataclass
-class RequestOutput:
-    """The answers to one prompt, and what they cost."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    #: What the first answer cost; `completion_metrics` has those of all.
-    metrics: RequestMetrics
-    completion_metrics: list[RequestMetrics]
-    #: Per prompt token, None for the first, where `SamplingParams.prompt_logprobs` asks for them.
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    finished: bool = True
 
 
 class LLM:
@@ -61,15 +31,22 @@ class LLM:
 
     Args:
         model: hub id, directory, `.gguf` file, alias (`smollm2-135m`), or a loaded `Target`.
-        draft: draft head: hub id, directory, alias of a shipped head, or a loaded `DraftHead`; None decodes plainly.
-        tree_budget: rows of a verify forward per sequence, root included.
+        draft: draft head: hub id, directory, alias of a shipped head, or a loaded `DraftHead` or `Drafter`; None
+            decodes plainly.
+        draft_method: what is made of a name: "tree" or "chain" (the most probable path only) of a draft head, "model"
+            for a small language model with the target's vocabulary, "ngram" for prompt lookup, which takes no `draft`.
+        head_window: committed tokens a draft head looks back on; None: all. Bounds the time of a draft in long texts.
+        tree_budget: rows of a verify forward per sequence, root included; "auto" chooses them for speed, down to plain
+            decoding.
         device: "auto" (CUDA where present, else CPU) or a torch device.
         dtype: "auto" (float32 on CPU, the checkpoint's own elsewhere) or "float32", "bfloat16", "float16".
+        exact: give the same text to the last bit whatever the batch and the draft, in half precision too, at the price
+            of padded forwards (see `Engine`).
         seed: where the noise of requests without a seed comes from.
         engine_args: passed to `Engine` (`num_blocks`, `block_size`, `max_rows`, `max_running`, `observer`, ...).
 
     Raises:
-        JetSpecError: target or head cannot be loaded, or do not fit each other.
+        JetSpecError: target or head cannot be loaded, do not fit each other, or the target cannot be exact.
 
     Example:
         >>> llm = LLM("smollm2-135m", draft="smollm2-135m")
@@ -79,23 +56,28 @@ class LLM:
     def __init__(
         self,
         model: str | Path | Target,
-        draft: str | Path | DraftHead | None = None,
+        draft: str | Path | DraftHead | Drafter | None = None,
         *,
-        tree_budget: int = 16,
+        draft_method: str = "tree",
+        head_window: int | None = None,
+        tree_budget: int | Literal["auto"] | Budget = "auto",
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
+        exact: bool = False,
         seed: int = 0,
         observer: Observer | None = None,
         **engine_args: Any,
     ) -> None:
         self.target = model if isinstance(model, Target) else load_target(str(model), device=str(device), dtype=dtype)
-        if draft is None or isinstance(draft, DraftHead):
-            self.head = draft
-        else:
-            self.head = load_head(draft, device=self.target.device, dtype=self.target.dtype)
+        if isinstance(draft, DraftHead):
+            draft = HeadDrafter(draft, chain=draft_method == "chain", window=head_window)
+        elif not isinstance(draft, Drafter):
+            draft = load_drafter(draft, self.target, method=draft_method, head_window=head_window)
         self.engine = Engine(
-            self.target, self.head, tree_budget=tree_budget, seed=seed, observer=observer, **engine_args
+            self.target, draft, tree_budget=tree_budget, exact=exact, seed=seed, observer=observer, **engine_args
         )
+        self.target = self.engine.target
+        self.dispatcher = Dispatcher(self.engine)
         self._ids = count()
 
     def generate(
@@ -120,14 +102,11 @@ class LLM:
             RequestError: a request failed on the way, in a logits processor say. All others have finished: the error's
                 `outputs` holds every answer.
         """
-        batch = _as_list(prompts)
-        texts = [p if isinstance(p, str) else None for p in batch]
-        ids = [self.encode(p) if isinstance(p, str) else _token_ids(p, index) for index, p in enumerate(batch)]
-        return self._run(ids, texts, _params_for(len(batch), params), on_token)
+        return self._finish(self.prepare(prompts, params), on_token)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_token: OnToken | None = None,
@@ -137,10 +116,51 @@ class LLM:
         Raises:
             JetSpecError: the target has no chat template, or as in `generate`.
         """
+        return self._finish(self.prepare_chat(messages, params), on_token)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamOutput]:
+        """What `generate` does, as an iterator over the pieces of all answers, in the order they are committed.
+
+        Leaving the iterator early (`break`, then `close()` or the iterator's end of life) cancels what still runs.
+        Several streams may be read in turns: they share the rounds.
+
+        Raises:
+            JetSpecError: at once, if a prompt or its parameters are refused.
+            RequestError: at the end, if a request failed.
+        """
+        return self._run(self.prepare(prompts, params))
+
+    def stream_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamOutput]:
+        """`stream` for conversations, as `chat` takes them."""
+        return self._run(self.prepare_chat(messages, params))
+
+    def prepare(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Request]:
+        """The requests that `generate` would run, encoded and checked. JetSpecError if one is refused."""
+        batch = _as_list(prompts)
+        texts = [p if isinstance(p, str) else None for p in batch]
+        ids = [self.encode(p) if isinstance(p, str) else _token_ids(p, index) for index, p in enumerate(batch)]
+        return self._requests(ids, texts, params)
+
+    def prepare_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Request]:
+        """The requests that `chat` would run, encoded and checked. JetSpecError if one is refused."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         texts = [self.render_chat(c) for c in conversations]  # type: ignore[arg-type]
         ids = [self.encode(t, add_special_tokens=False) for t in texts]
-        return self._run(ids, texts, _params_for(len(texts), params), on_token)
+        return self._requests(ids, texts, params)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -164,73 +184,46 @@ class LLM:
             raise JetSpecError(f"target {self.target.name!r} has no tokenizer: give prompts as token ids")
         return self.target.tokenizer
 
-    def _run(
+    def _requests(
         self,
         prompts: list[list[int]],
         texts: Sequence[str | None],
-        params: list[SamplingParams],
-        on_token: OnToken | None,
-    ) -> list[RequestOutput]:
-        for index, (ids, p) in enumerate(zip(prompts, params, strict=True)):
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        requests = [
+            Request(str(next(self._ids)), text, ids, p, index)
+            for index, (text, ids, p) in enumerate(zip(texts, prompts, _params_for(len(prompts), params), strict=True))
+        ]
+        for request in requests:
             try:
-                self.engine.check(ids, p)
+                self.engine.check(request.prompt_token_ids, request.params)
             except JetSpecError as error:
-                raise JetSpecError(f"prompt {index}: {error}") from None
-        requests: dict[str, int] = {}
-        running: list[list[EngineSequence]] = []
+                raise JetSpecError(f"prompt {request.index}: {error}") from None
+        return requests
+
+    def _run(self, requests: list[Request]) -> Generator[StreamOutput, None, None]:
+        """Run requests to their end; yields the pieces."""
+        pieces: deque[StreamOutput] = deque()
         try:
-            for index, (ids, p) in enumerate(zip(prompts, params, strict=True)):
-                running.append([])
-                for answer in _answers(p):
-                    request_id = str(next(self._ids))
-                    requests[request_id] = index
-                    running[-1].append(self.engine.add(request_id, ids, answer))
-            while any(not s.finished for answers in running for s in answers):
-                for out in self.engine.step():
-                    if on_token is not None and out.sequence.request_id in requests:
-                        on_token(requests[out.sequence.request_id], out.new_token_ids, out.new_text)
+            for request in requests:
+                self.dispatcher.start(request, pieces.append)
+            while pieces or not all(r.finished for r in requests):
+                if not pieces:
+                    self.dispatcher.step()
+                while pieces:
+                    yield pieces.popleft()
         finally:
-            # An error or an interrupt must not leave requests behind that hold cache blocks.
-            for sequence in (s for answers in running for s in answers if not s.finished):
-                self.engine.cancel(sequence.request_id)
-        outputs = [_output(answers, text) for answers, text in zip(running, texts, strict=True)]
-        failed = [(index, s) for index, answers in enumerate(running) for s in answers if s.error is not None]
-        if failed:
-            index, first = failed[0]
-            others = f" ({len(failed)} requests failed)" if len(failed) > 1 else ""
-            raise RequestError(f"prompt {index}: {first.error}{others}", outputs) from first.error
-        return outputs
+            # An error, an interrupt or a reader who leaves must not leave requests behind that hold cache blocks.
+            for request in requests:
+                self.dispatcher.cancel(request)
+        raise_failures(requests)
 
-
-def _answers(params: SamplingParams) -> list[SamplingParams]:
-    """One set of parameters for each of `n` answers; the first answer is that of `n=1`."""
-    if params.seed is None:
-        return [replace(params, n=1)] * params.n
-    return [replace(params, n=1, seed=child_seed(params.seed, i)) for i in range(params.n)]
-
-
-def _output(answers: list[EngineSequence], prompt: str | None) -> RequestOutput:
-    first = answers[0]
-    completions = [
-        CompletionOutput(
-            index=index,
-            text=s.text,
-            token_ids=s.output_ids,
-            finish_reason=s.finish_reason,
-            stop_reason=s.stop_reason,
-            logprobs=None if s.params.logprobs is None else s.logprobs,
-        )
-        for index, s in enumerate(answers)
-    ]
-    return RequestOutput(
-        request_id=first.request_id,
-        prompt=prompt,
-        prompt_token_ids=first.prompt_ids,
-        outputs=completions,
-        metrics=first.metrics,
-        completion_metrics=[s.metrics for s in answers],
-        prompt_logprobs=None if first.params.prompt_logprobs is None else first.prompt_logprobs,
-    )
+    def _finish(self, requests: list[Request], on_token: OnToken | None) -> list[RequestOutput]:
+        with closing(self._run(requests)) as pieces:
+            for piece in pieces:
+                if on_token is not None:
+                    on_token(piece.prompt_index, piece.token_ids, piece.text)
+        return [r.output() for r in requests]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -15,25 +15,28 @@ PACKAGE = Path(__file__).parents[1] / "jetspec"
 # What each part may import of the others. `errors` and the leaves know nothing of the rest.
 LEAVES = {"errors"}
 MODEL = {"attention", "tree", "sampling", "detokenize"} | LEAVES
-ENGINE = {"engine", "head", "target", "packing"} | MODEL
+ENGINE = {"engine", "head", "target", "exact", "packing"} | MODEL
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "tree": LEAVES,
     "sampling": {"tree"} | LEAVES,
     "detokenize": LEAVES,
     "attention": {"tree"} | LEAVES,
-    "target": {"attention"} | LEAVES,
+    "exact": {"attention"} | LEAVES,
+    "target": {"attention", "exact"} | LEAVES,
     "packing": LEAVES,
     "head": {"attention", "tree", "target"} | LEAVES,
     "engine": ENGINE,
-    "llm": ENGINE,
+    "requests": ENGINE,
+    "llm": {"requests"} | ENGINE,
+    "async_llm": {"llm", "requests"} | ENGINE,
     "verify": {"llm"} | ENGINE,
     "train": {"llm"} | ENGINE,
-    "serve": {"llm"} | ENGINE,
+    "serve": {"llm", "async_llm", "requests"} | ENGINE,
     "bench": {"llm"} | ENGINE,
     "cli": {"__init__", "llm", "verify", "train", "serve", "bench"} | ENGINE,
     "__main__": {"cli"},
-    "__init__": {"llm"} | ENGINE,
+    "__init__": {"llm", "async_llm"} | ENGINE,
 }
 
 
@@ -118,10 +121,13 @@ def test_quick_imports(statement: str) -> None:
 
 def test_public_names() -> None:
     import jetspec
+    from jetspec.async_llm import AsyncLLM
     from jetspec.llm import LLM
-    from jetspec.sampling import SamplingParams
+    from jetspec.sampling import SamplingParams, StructuredOutputsParams
 
     assert jetspec.LLM is LLM
+    assert jetspec.AsyncLLM is AsyncLLM
     assert jetspec.SamplingParams is SamplingParams
+    assert jetspec.StructuredOutputsParams is StructuredOutputsParams
     with pytest.raises(AttributeError, match="nothing_here"):
         jetspec.nothing_here  # noqa: B018

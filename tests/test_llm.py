@@ -134,4 +134,6 @@ def test_params_and_conversations_are_checked(llm: LLM) -> None:
     with pytest.raises(JetSpecError, match="conversation"):
         llm.chat([[]], GREEDY)
     with pytest.raises(JetSpecError, match="tree_budget"):
-        LLM(llm.target, llm.head, tree_budget=4.5)
+        LLM(llm.target, tree_budget=4.5)
+    with pytest.raises(JetSpecError, match="draft_method"):
+        LLM(llm.target, draft_method="magic")

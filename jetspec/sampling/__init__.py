@@ -6,16 +6,20 @@ from jetspec.sampling.params import LogitsProcessor, SamplingParams
 from jetspec.sampling.processors import process
 from jetspec.sampling.sample import sample
 from jetspec.sampling.stop import StopChecker
+from jetspec.sampling.structured import Grammar, StructuredOutputsParams, new_grammar
 from jetspec.sampling.words import encode_bad_words
 
 __all__ = [
+    "Grammar",
     "LogitsProcessor",
     "Logprob",
     "SamplingParams",
     "StopChecker",
+    "StructuredOutputsParams",
     "child_seed",
     "encode_bad_words",
     "gumbel_noise",
+    "new_grammar",
     "process",
     "sample",
     "top_logprobs",

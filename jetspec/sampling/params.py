@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from jetspec.errors import JetSpecError
+from jetspec.sampling.structured import StructuredOutputsParams
 
 #: transformers' interface: (input_ids [1, t], scores [1, V]) -> scores [1, V].
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
@@ -43,6 +44,8 @@ class SamplingParams:
         logits_processors: called in order with (ids so far [1, t], scores [1, V]), as transformers does.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string that ended the answer in its text.
+        structured_outputs: the form the answer must have. The answer ends, with `finish_reason` "stop", where nothing
+            can follow, also with `ignore_eos`; one that must end before `min_tokens` fails.
 
     Raises:
         JetSpecError: a value is out of range; the message names the field and the fix.
@@ -69,10 +72,15 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lists()
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise JetSpecError(
+                f"structured_outputs={self.structured_outputs!r:.80}: must be StructuredOutputsParams, or None for none"
+            )
         if self.greedy and self.n > 1:
             raise JetSpecError(f"n={self.n}: greedy answers are all the same; use n=1, or a temperature above 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -148,7 +156,9 @@ class SamplingParams:
     @property
     def has_processors(self) -> bool:
         """Whether anything other than the target's logits has a say in the argmax."""
-        return self.has_penalties or any((self.logit_bias, self.bad_words, self.min_tokens, self.logits_processors))
+        return self.has_penalties or any(
+            (self.logit_bias, self.bad_words, self.min_tokens, self.structured_outputs, self.logits_processors)
+        )
 
     @property
     def has_penalties(self) -> bool:

@@ -1,7 +1,7 @@
 """From the target's logits to the distribution a request asked for, one token at a time along the accepted walk.
 
-Order: penalties, bias, banned tokens, the user's processors, temperature, top-k, top-p, min-p. Every step is a pure
-function: it returns new scores or the very ones it got.
+Order: penalties, bias, banned tokens and the grammar, the user's processors, temperature, top-k, top-p, min-p. Every
+step is a pure function: it returns new scores or the very ones it got.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from jetspec.errors import JetSpecError
 from jetspec.sampling import filters
 from jetspec.sampling.params import LogitsProcessor, SamplingParams
+from jetspec.sampling.structured import Grammar
 
 
 def process(
@@ -21,6 +22,7 @@ def process(
     output_ids: Sequence[int],
     eos_token_ids: Collection[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
+    grammar: Grammar | None = None,
 ) -> Tensor:
     """The scores [V] (float32) that `sample` chooses the next token from.
 
@@ -31,9 +33,11 @@ def process(
         output_ids: the answer so far, exactly the tokens that lead to this row.
         eos_token_ids: held back with the stop tokens until `min_tokens`.
         bad_words: `params.bad_words` as token ids, from `encode_bad_words`.
+        grammar: `params.structured_outputs` after `output_ids`, from `new_grammar`.
 
     Raises:
-        JetSpecError: a user's processor returned something of another shape, or the bad words' token ids are missing.
+        JetSpecError: a user's processor returned something of another shape; the bad words' token ids or
+            the grammar are missing, or the grammar became too complex to follow.
     """
     scores = logits.float()
     if params.has_processors:
@@ -48,6 +52,10 @@ def process(
             banned |= {*eos_token_ids, *(params.stop_token_ids or ())}
         if banned:
             scores = scores.index_fill(0, torch.tensor(sorted(banned), device=scores.device), -torch.inf)
+        if params.structured_outputs is not None:
+            if grammar is None:
+                raise JetSpecError("structured_outputs: their grammar is missing; pass one from new_grammar")
+            scores = scores.masked_fill(~grammar.allowed(len(scores), scores.device), -torch.inf)
         for processor in params.logits_processors or ():
             scores = _run_user(processor, scores, prompt_ids, output_ids)
     if params.greedy:

@@ -42,7 +42,8 @@ def sample(logits: Tensor, params: SamplingParams, seed: int, position: int) -> 
 
 
 _NO_TOKEN = (
-    "every token is banned or its logit is NaN: check logit_bias, bad_words, logits_processors and the target's dtype"
+    "every token is banned or its logit is NaN: check structured_outputs with min_tokens, logit_bias, bad_words, "
+    "logits_processors and the target's dtype"
 )
 
 

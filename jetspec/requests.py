@@ -1,0 +1,181 @@
+"""Requests on an engine: each one's answers while they run, the pieces they come in, and the whole at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from jetspec.engine import Engine, RequestMetrics, Sequence
+from jetspec.errors import RequestError
+from jetspec.sampling import Logprob, SamplingParams, child_seed
+
+
+@dataclass
+class CompletionOutput:
+    """One answer.
+
+    `finish_reason` is "stop", "length", "abort" or "error"; `stop_reason` the stop token or string that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    #: Per token its log probability and those of the most probable ones, where `SamplingParams.logprobs` asks for them.
+    logprobs: list[dict[int, Logprob]] | None = None
+
+
+@dataclass
+class RequestOutput:
+    """The answers to one prompt, and what they cost."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    #: What the first answer cost; `completion_metrics` has those of all.
+    metrics: RequestMetrics
+    completion_metrics: list[RequestMetrics]
+    #: Per prompt token, None for the first, where `SamplingParams.prompt_logprobs` asks for them.
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class StreamOutput:
+    """What one round added to one answer. The texts of all pieces joined are the answer's text, likewise the ids.
+
+    A piece of text never ends inside a character or a stop string that may be beginning, so it may be empty.
+    """
+
+    request_id: str
+    #: Place of the prompt in the call, and of the answer among the prompt's `n`.
+    prompt_index: int
+    answer_index: int
+    text: str
+    token_ids: list[int]
+    #: As in `CompletionOutput`; None while more is to come.
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+
+@dataclass
+class Request:
+    """One prompt and its parameters; `answers` holds the state of each of the `n` answers once it runs."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    index: int = 0
+    answers: list[Sequence] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.answers) and all(s.finished for s in self.answers)
+
+    @property
+    def errors(self) -> list[Exception]:
+        """Why answers failed."""
+        return [s.error for s in self.answers if s.error is not None]
+
+    def output(self) -> RequestOutput:
+        first = self.answers[0]
+        completions = [
+            CompletionOutput(
+                index=index,
+                text=s.text,
+                token_ids=s.output_ids,
+                finish_reason=s.finish_reason,
+                stop_reason=s.stop_reason,
+                logprobs=None if s.params.logprobs is None else s.logprobs,
+            )
+            for index, s in enumerate(self.answers)
+        ]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=completions,
+            metrics=first.metrics,
+            completion_metrics=[s.metrics for s in self.answers],
+            prompt_logprobs=None if self.params.prompt_logprobs is None else first.prompt_logprobs,
+            finished=self.finished,
+        )
+
+
+def raise_failures(requests: list[Request]) -> None:
+    """RequestError, with the outputs of all, if any of these requests that have ended has failed."""
+    failed = [(r.index, error) for r in requests for error in r.errors]
+    if failed:
+        index, first = failed[0]
+        others = f" ({len(failed)} requests failed)" if len(failed) > 1 else ""
+        raise RequestError(f"prompt {index}: {first}{others}", [r.output() for r in requests]) from first
+
+
+class Dispatcher:
+    """Runs requests on one engine and hands every piece to whoever asked for it, whoever calls `step`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._receivers: dict[str, tuple[Request, int, Callable[[StreamOutput], None]]] = {}
+
+    def start(self, request: Request, receive: Callable[[StreamOutput], None]) -> None:
+        """Queue a request; `receive` is called with each piece of its answers.
+
+        Raises:
+            JetSpecError: the engine refuses the request, or its id is in use; nothing of it runs then.
+        """
+        added: list[Sequence] = []
+        try:
+            for index, params in enumerate(_answers(request.params)):
+                engine_id = request.request_id if index == 0 else f"{request.request_id}/{index}"
+                added.append(self.engine.add(engine_id, request.prompt_token_ids, params))
+        except BaseException:
+            for sequence in added:
+                self.engine.cancel(sequence.request_id)
+            raise
+        request.answers = added
+        self._receivers |= {s.request_id: (request, index, receive) for index, s in enumerate(added)}
+
+    def step(self) -> None:
+        """Run one round of the engine."""
+        for out in self.engine.step():
+            self._hand_over(out.sequence, out.new_token_ids, out.new_text)
+
+    def cancel(self, request: Request) -> None:
+        """End what still runs of a request, with a last piece whose finish reason is "abort"."""
+        for sequence in request.answers:
+            receiver = self._receivers.get(sequence.request_id)
+            if receiver is not None and receiver[0] is request:
+                self.engine.cancel(sequence.request_id)
+                self._hand_over(sequence, [], sequence.take_text())
+
+    def _hand_over(self, sequence: Sequence, token_ids: list[int], text: str) -> None:
+        if sequence.request_id not in self._receivers:
+            return  # added to the engine by other hands
+        request, index, receive = self._receivers[sequence.request_id]
+        if sequence.finished:
+            del self._receivers[sequence.request_id]
+        stop = sequence.num_output
+        receive(
+            StreamOutput(
+                request_id=request.request_id,
+                prompt_index=request.index,
+                answer_index=index,
+                text=text,
+                token_ids=token_ids,
+                finish_reason=sequence.finish_reason,
+                stop_reason=sequence.stop_reason,
+                logprobs=None if sequence.params.logprobs is None else sequence.logprobs[stop - len(token_ids) : stop],
+            )
+        )
+
+
+def _answers(params: SamplingParams) -> list[SamplingParams]:
+    """One set of parameters for each of `n` answers; the first answer is that of `n=1`."""
+    if params.seed is None:
+        return [replace(params, n=1)] * params.n
+    return [replace(params, n=1, seed=child_seed(params.seed, i)) for i in range(params.n)]
