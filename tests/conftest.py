@@ -7,6 +7,7 @@ import os
 # Read once by huggingface_hub at import: a test that reaches for the network fails at once instead of waiting.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -14,3 +15,13 @@ torch.set_num_threads(1)  # tiny models gain nothing from more, and lose much wh
 
 settings.register_profile("jetspec", derandomize=True, deadline=None)
 settings.load_profile("jetspec")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workloads", type=int, default=50, help="random workloads an architecture (default: 50)")
+
+
+@pytest.fixture(scope="session")
+def workloads(request: pytest.FixtureRequest) -> int:
+    """Random workloads to run for each architecture."""
+    return request.config.getoption("--workloads")

@@ -1,0 +1,428 @@
+"""Faults of systems like this one, and the tests that would find them here.
+
+ 1  other text in a batch than alone
+        tests/engine/test_exactness.py::test_equals_plain_decoding
+        tests/engine/test_workloads.py::test_workloads
+ 2  reading the K/V of rejected rows
+        tests/engine/test_faults.py::test_rows_never_committed_are_never_read
+        tests/attention/test_row_forward.py::test_decoding_after_ragged_commits_never_reads_rejected_rows
+ 3  draft positions shifted after a partial acceptance
+        tests/engine/test_faults.py::test_drafts_follow_the_text_after_partial_acceptance
+        tests/head/test_head_model.py::test_equals_reference_after_ragged_partial_acceptance
+        tests/head/test_head_model.py::test_positions_shifted_by_one_give_other_drafts
+ 4  tapping the wrong layer
+        tests/engine/test_faults.py::test_observed_taps_are_the_layers_named
+        tests/attention/test_row_forward.py::test_the_last_tap_is_the_layer_output_before_the_final_norm
+        tests/train/test_capture.py::test_states_are_those_of_the_model
+ 5  guessing the mask token
+        tests/head/test_head_config.py::test_missing_fields_are_errors_never_guesses
+        tests/train/test_mask_token.py::test_never_pad_eos_or_a_token_of_the_chat_template
+ 6  running past a stop inside an accepted path, or a wrong finish reason
+        tests/engine/test_exactness.py::test_stops_inside_an_accepted_path
+        tests/engine/test_exactness.py::test_stop_wins_over_length
+        tests/engine/test_requests.py::test_stop_strings_end_a_request_inside_an_accepted_path
+ 7  more or fewer tokens than max_tokens; counting what was drafted in vain
+        tests/engine/test_faults.py::test_exactly_max_tokens_are_emitted_and_counted
+        tests/engine/test_exactness.py::test_oracle_tokens_are_accepted
+ 8  failing near the context limit
+        tests/engine/test_exactness.py::test_runs_up_to_the_context_limit
+        tests/engine/test_faults.py::test_drafts_end_where_the_answer_must
+ 9  another distribution; processors that skip draft rows
+        tests/engine/test_distribution.py::test_joint_distribution_of_tokens_from_trees
+        tests/engine/test_requests.py::test_processors_work_along_the_accepted_path
+10  log probabilities of another length or value
+        tests/engine/test_requests.py::test_logprobs_equal_those_of_a_plain_forward
+        tests/engine/test_blocks.py::test_prompt_logprobs_are_complete_after_a_hit
+        tests/engine/test_workloads.py::test_workloads
+11  seeds that disturb each other
+        tests/engine/test_exactness.py::test_seeds_do_not_disturb_each_other
+        tests/engine/test_faults.py::test_unseeded_requests_take_no_noise_from_seeded_ones
+12  a tied or padded embedding or lm_head shared wrongly
+        tests/test_target.py::test_embedding_and_lm_head_are_the_models_own
+        tests/test_target.py::test_a_padded_vocabulary_gives_logits_as_wide_as_the_lm_head
+        tests/test_packing.py::test_changed_weights_are_packed_again
+13  leaking blocks
+        tests/engine/test_faults.py::test_a_hundred_rounds_of_random_lives_leave_the_blocks_free
+        tests/engine/test_faults.py::test_an_error_of_the_engine_leaks_nothing
+        tests/engine/test_blocks.py::test_random_lives_of_tables
+14  worse drafts after a prefix hit
+        tests/engine/test_faults.py::test_drafts_are_the_same_after_a_hit_and_after_preemption
+        tests/engine/test_blocks.py::test_the_head_reads_the_same_context_after_a_hit
+        tests/engine/test_blocks.py::test_a_prefix_hit_changes_neither_tokens_nor_acceptance
+17  cutting a character in a stream
+        tests/engine/test_faults.py::test_streams_of_accepted_paths_cut_no_character
+        tests/test_detokenize.py::test_no_piece_cuts_a_character
+18  needing a GPU
+        tests/engine/test_faults.py::test_nothing_asks_for_a_gpu
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from jetspec.attention import RowBatch, Segment
+from jetspec.engine import Committed, Engine, Observer, Round, Sequence
+from jetspec.head import DraftHead
+from jetspec.sampling import SamplingParams
+from jetspec.target import Target
+from jetspec.tree import Forest, build_forest, chain_parents, top_candidates
+from tests.drafters import OracleDrafter
+from tests.engine.test_exactness import make_prompts, make_target, random_head, references_greedy
+from tests.head.tiny_head import tiny_head
+from tests.tiny import TEXT_VOCAB_SIZE, TINY_MODELS, VOCAB_SIZE, tiny_target
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+TABLE = re.split(r"^ ?(\d+)  ", __doc__, flags=re.MULTILINE)[1:]
+FAULTS = {int(number): re.findall(r"tests/\S+::\w+", text) for number, text in zip(TABLE[::2], TABLE[1::2])}
+
+
+@pytest.mark.parametrize("fault", [*range(1, 15), 17, 18])
+def test_every_fault_has_tests(fault: int) -> None:
+    assert FAULTS[fault]
+    for test in FAULTS[fault]:
+        path, name = test.split("::")
+        assert callable(getattr(importlib.import_module(path[: -len(".py")].replace("/", ".")), name)), test
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def oracle(prompts: list[list[int]], length: int, **settings) -> OracleDrafter:
+    """Knows the greedy answers of the tiny llama."""
+    params = [SamplingParams(**GREEDY, max_tokens=length)] * len(prompts)
+    truth = {tuple(p): o for p, (o, _) in zip(prompts, references_greedy(prompts, params), strict=True)}
+    return OracleDrafter(truth, VOCAB_SIZE, **settings)
+
+
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_rows_never_committed_are_never_read(kind: str) -> None:
+    """Before every round all slots but those of committed tokens are filled with keys that would drown the others."""
+    prompts = make_prompts(5)
+    params = [SamplingParams(**GREEDY, max_tokens=14, logprobs=0, prompt_logprobs=0)] * 5
+    expected = []
+    for prompt, p in zip(prompts, params, strict=True):
+        engine = Engine(make_target(kind), num_blocks=64)
+        expected.append(engine.add("alone", prompt, p))
+        finish(engine)
+    truth = {tuple(s.prompt_ids): s.output_ids for s in expected}
+    engine = Engine(
+        make_target(kind),
+        OracleDrafter(truth, VOCAB_SIZE, hit=0.8),
+        tree_budget=14,
+        num_blocks=50,
+        block_size=4,
+        max_rows=50,
+        share_prefixes=False,
+    )
+    sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
+    while engine.has_work:
+        final = [s.table.slots(0, s.num_cached) for s in sequences if not s.finished]
+        poisoned = torch.ones(engine.cache.num_slots, dtype=torch.bool)
+        poisoned[torch.cat(final)] = False
+        for pool in engine.cache.keys + engine.cache.values:
+            pool[poisoned] = 1e4
+        engine.step()
+    assert max(s.metrics.acceptance_length for s in sequences) > 1.5
+    for got, want in zip(sequences, expected, strict=True):
+        assert got.output_ids == want.output_ids
+        for rows, wanted in ((got.logprobs, want.logprobs), (got.prompt_logprobs[1:], want.prompt_logprobs[1:])):
+            values = [[entry.logprob for entry in row.values()] for row in rows]
+            assert values == [pytest.approx([entry.logprob for entry in row.values()], abs=1e-4) for row in wanted]
+
+
+@dataclass
+class Draft:
+    """What a head drafted, and the text it drafted for."""
+
+    token_ids: list[int]
+    budget: int
+    max_depth: int
+    forest: Forest
+    index: int
+
+
+def head_engine(target: Target, head: DraftHead, acting: OracleDrafter, **settings) -> tuple[Engine, list[Draft]]:
+    """An engine that asks the head for drafts, and then takes the oracle's, so that some are accepted."""
+    engine = Engine(target, head, **settings)
+    drafts: list[Draft] = []
+    propose = engine.drafter.propose
+
+    def record(sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
+        forest = propose(sequences, budgets)
+        for index, (s, budget) in enumerate(zip(sequences, budgets, strict=True)):
+            drafts.append(Draft(list(s.token_ids), budget, s.max_depth, forest, index))
+        return acting.propose(sequences, budgets)
+
+    engine.drafter.propose = record
+    return engine, drafts
+
+
+@torch.inference_mode()
+def assert_drafts_follow_the_text(target: Target, head: DraftHead, drafts: list[Draft]) -> None:
+    """Each draft is what head and target make of the text alone: one chunk, one block, caches of their own."""
+    for draft in drafts:
+        *context, anchor = draft.token_ids
+        t = len(context)
+        slots = torch.arange(t)
+        batch = RowBatch(torch.tensor(context), torch.arange(t), chain_parents(t), [Segment(0, t, 0, slots)])
+        output = target.forward(batch, target.new_cache(1, t), taps=head.config.target_layer_ids)
+        cache = head.new_cache(1, t)
+        head.extend(output.taps, torch.arange(t), slots, cache)
+        masks = [head.config.mask_token_id] * (head.config.block_size - 1)
+        positions = torch.arange(t, t + head.config.block_size)[None]
+        hidden = head.forward_blocks(target.embed(torch.tensor([[anchor, *masks]])), positions, [slots], cache)
+        candidates = top_candidates(target.lm_head(hidden[:, 1:]).float(), draft.budget)
+        expected = build_forest(torch.tensor([anchor]), *candidates, [draft.budget], [draft.max_depth])
+        rows = draft.forest.rows(draft.index)
+        assert draft.forest.tokens[rows].tolist() == expected.tokens.tolist(), draft.token_ids
+        torch.testing.assert_close(draft.forest.log_probs[rows], expected.log_probs, atol=1e-4, rtol=0)
+
+
+def sharp_head() -> DraftHead:
+    """A head whose drafts depend on context and positions."""
+    return tiny_head(hidden_size=48, vocab_size=VOCAB_SIZE, mask_token_id=VOCAB_SIZE - 1)
+
+
+def test_drafts_follow_the_text_after_partial_acceptance() -> None:
+    target, head, prompts = make_target("llama"), sharp_head(), make_prompts(4)
+    accepted: Counter[int] = Counter()
+
+    class Count(Observer):
+        def round(self, record: Round) -> None:
+            accepted[len(record.accepted_rows)] += 1
+
+    engine, drafts = head_engine(
+        target, head, oracle(prompts, 24), tree_budget=14, num_blocks=64, block_size=4, max_rows=40, observer=Count()
+    )
+    for i, prompt in enumerate(prompts):
+        engine.add(str(i), prompt, SamplingParams(**GREEDY, max_tokens=24))
+    finish(engine)
+    assert len(accepted) > 3, "hardly anything was accepted"
+    assert len(drafts) > 20
+    assert_drafts_follow_the_text(target, head, drafts)
+
+
+def test_drafts_are_the_same_after_a_hit_and_after_preemption() -> None:
+    target, head = make_target("llama"), sharp_head()
+    shared = make_prompts(4)[3]
+    prompts = [shared, [*shared[:21], 7], [*shared[:30], 8, 9], [*shared[:13], 1]]
+    settings = {"tree_budget": 10, "block_size": 4, "max_rows": 40}
+    drafter = oracle(prompts, 30)
+    engine, drafts = head_engine(target, head, drafter, num_blocks=32, **settings)
+    params = SamplingParams(**GREEDY, max_tokens=30)
+    sequences = [engine.add(str(i), prompt, params) for i, prompt in enumerate(prompts)]
+    finish(engine)
+    sequences.append(engine.add("again", prompts[0], params))
+    finish(engine)
+    assert sum(s.metrics.preemptions for s in sequences) > 0
+    assert sequences[-1].metrics.cached_prompt_tokens > 20
+    assert_drafts_follow_the_text(target, head, drafts)
+
+
+def test_observed_taps_are_the_layers_named() -> None:
+    """Of committed rows alone, in order, also where they were accepted out of a tree."""
+    taps: list[torch.Tensor] = []
+    tokens: list[int] = []
+
+    class Keep(Observer):
+        def committed(self, rows: Committed) -> None:
+            assert rows.start == len(tokens)
+            tokens.extend(rows.token_ids)
+            taps.append(rows.taps)
+
+    [prompt] = make_prompts(1)
+    engine = Engine(
+        make_target("llama"), oracle([prompt], 20), tree_budget=14, num_blocks=64, tap_layers=(4, 1), observer=Keep()
+    )
+    sequence = engine.add("a", prompt, SamplingParams(**GREEDY, max_tokens=20))
+    finish(engine)
+    assert sequence.metrics.acceptance_length > 1.5
+    # The last token was never fed; where it was drafted its row was still not needed.
+    assert tokens == sequence.token_ids[:-1]
+    model = TINY_MODELS["llama"](attn="eager")
+    states = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False).hidden_states
+    torch.testing.assert_close(torch.cat(taps), torch.cat([states[5][0], states[2][0]], -1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 11))
+def test_exactly_max_tokens_are_emitted_and_counted(max_tokens: int) -> None:
+    """The oracle knows more than may be emitted, and always drafts as far as it can."""
+    prompts = make_prompts(3)
+    rounds: list[Round] = []
+
+    class Keep(Observer):
+        def round(self, record: Round) -> None:
+            rounds.append(record)
+
+    engine = Engine(make_target("llama"), oracle(prompts, 20, hit=1.0), tree_budget=30, num_blocks=64, observer=Keep())
+    sequences = [
+        engine.add(str(i), prompt, SamplingParams(**GREEDY, max_tokens=max_tokens)) for i, prompt in enumerate(prompts)
+    ]
+    emitted: Counter[str] = Counter()
+    while engine.has_work:
+        for output in engine.step():
+            emitted[output.sequence.request_id] += len(output.new_token_ids)
+    for s in sequences:
+        own = [r for r in rounds if r.request_id == s.request_id]
+        assert s.num_output == emitted[s.request_id] == s.metrics.completion_tokens == max_tokens
+        assert s.finish_reason == "length"
+        assert s.metrics.rounds == len(own)
+        # The first token came with the prompt; a round emits its accepted drafts and one token more.
+        assert s.metrics.decoded_tokens == sum(len(r.accepted_rows) for r in own) == max_tokens - 1
+        assert [t for r in own for t in r.new_tokens] == s.output_ids[1:]
+        assert s.metrics.tree_rows == sum(len(r.tokens) for r in own)
+
+
+def test_drafts_end_where_the_answer_must() -> None:
+    """No row lies past the last position, and none that could not be emitted is scored."""
+    prompts = [[1 + i % 100 for i in range(length)] for length in (250, 243, 255, 100)]
+    room_left: list[int] = []
+
+    class Check(Observer):
+        def round(self, record: Round) -> None:
+            depth = [0] * len(record.parents)
+            for row, parent in enumerate(record.parents[1:], start=1):
+                depth[row] = depth[parent] + 1
+            s = sequences[int(record.request_id)]
+            known = s.num_output - len(record.new_tokens)
+            room_left.append(s.max_new_tokens - known - max(depth))
+
+    engine = Engine(make_target("llama"), oracle(prompts, 12), tree_budget=14, num_blocks=300, observer=Check())
+    sequences = [engine.add(str(i), p, SamplingParams(**GREEDY, max_tokens=12)) for i, p in enumerate(prompts)]
+    finish(engine)
+    assert [s.num_output for s in sequences] == [6, 12, 1, 12]
+    # The deepest row needs room for the token that it chooses, and drafts go as far as there is any.
+    assert min(room_left) == 1
+
+
+def test_unseeded_requests_take_no_noise_from_seeded_ones() -> None:
+    target, prompts = make_target("llama"), make_prompts(4)
+
+    def answers(seeds: list[int | None]) -> list[list[int]]:
+        engine = Engine(target, random_head(target), num_blocks=64, tree_budget=6)
+        sequences = [
+            engine.add(str(i), prompts[i], SamplingParams(seed=seed, max_tokens=12, ignore_eos=True))
+            for i, seed in enumerate(seeds)
+        ]
+        finish(engine)
+        return [s.output_ids for s in sequences]
+
+    first, second = answers([None, 5, None, 6]), answers([None, 7, None, 6])
+    assert [first[i] for i in (0, 2, 3)] == [second[i] for i in (0, 2, 3)]
+    assert first[1] != second[1]
+
+
+def test_a_hundred_rounds_of_random_lives_leave_the_blocks_free() -> None:
+    target, rng = make_target("llama"), random.Random(0)
+    engine = Engine(target, sharp_head(), tree_budget=6, num_blocks=24, block_size=4, max_rows=40, max_running=6)
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(20)]
+    lives: Counter[str] = Counter()
+    sequences: list[Sequence] = []
+
+    def fail(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] % 7 == 0:
+            raise RuntimeError("boom")
+        return scores
+
+    for _ in range(100):
+        while sum(not s.finished for s in sequences) < 6:
+            params = SamplingParams(
+                seed=len(sequences),
+                max_tokens=rng.randrange(1, 60),
+                logits_processors=[fail] if rng.random() < 0.3 else None,
+            )
+            prompt = [*shared[: rng.randrange(1, 20)], rng.randrange(VOCAB_SIZE)]
+            sequences.append(engine.add(str(len(sequences)), prompt, params))
+        engine.step()
+        if rng.random() < 0.2:
+            engine.cancel(rng.choice([s for s in sequences if not s.finished]).request_id)
+        held = {block for s in sequences for block in s.table.blocks}
+        assert engine.blocks.num_free == 24 - len(held)
+    for s in sequences:
+        engine.cancel(s.request_id)
+        lives[str(s.finish_reason)] += 1
+        lives["preempted"] += s.metrics.preemptions
+        lives["hit"] += s.metrics.cached_prompt_tokens
+    assert min(lives[name] for name in ("stop", "length", "abort", "error", "preempted", "hit")) > 0, lives
+    assert not engine.has_work
+    assert engine.blocks.num_free == 24
+
+
+def test_an_error_of_the_engine_leaks_nothing() -> None:
+    """An error that is no request's own reaches the caller, who cancels; the engine is as good as new."""
+    prompts = make_prompts(3)
+    params = SamplingParams(**GREEDY, max_tokens=12)
+    drafter = oracle(prompts, 12)
+    engine = Engine(make_target("llama"), drafter, tree_budget=8, num_blocks=40, block_size=4)
+    propose = drafter.propose
+
+    def fail(sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
+        raise RuntimeError("out of memory")
+
+    for i, prompt in enumerate(prompts):
+        engine.add(str(i), prompt, params)
+    engine.step()
+    engine.step()
+    drafter.propose = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    for i in range(3):
+        engine.cancel(str(i))
+    assert engine.blocks.num_free == 40
+    drafter.propose = propose
+    sequence = engine.add("again", prompts[1], params)
+    finish(engine)
+    assert sequence.output_ids == drafter.truth[tuple(prompts[1])]
+    assert engine.blocks.num_free == 40
+
+
+def test_streams_of_accepted_paths_cut_no_character() -> None:
+    """A processor dictates a text whose characters have one to four bytes, a token each; the oracle drafts it."""
+    target = tiny_target(text=True)
+    text = "né 🙂 ü→é 日本語 ok 🙂🙂 done"
+    answer = target.tokenizer.encode(text)
+    prompt = target.tokenizer.encode("say")
+
+    def dictate(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        wanted = answer[ids.shape[1] - len(prompt)]
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([wanted]), 0.0)
+
+    drafter = OracleDrafter({tuple(prompt): answer}, TEXT_VOCAB_SIZE, hit=0.85)
+    engine = Engine(target, drafter, tree_budget=12, num_blocks=64)
+    params = SamplingParams(temperature=0, max_tokens=len(answer), logits_processors=[dictate])
+    sequence = engine.add("a", prompt, params)
+    pieces: list[str] = []
+    sizes: set[int] = set()
+    while engine.has_work:
+        for output in engine.step():
+            pieces.append(output.new_text)
+            sizes.add(len(output.new_token_ids))
+    assert len(sizes) > 2
+    assert "".join(pieces) == sequence.text == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_nothing_asks_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*args, **kwargs):
+        raise AssertionError("a GPU was asked for")
+
+    model = TINY_MODELS["llama"]()
+    for name, value in list(vars(torch.cuda).items()):
+        if callable(value) and not name.startswith("_") and not isinstance(value, type):
+            monkeypatch.setattr(torch.cuda, name, missing)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", missing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    engine = Engine(Target.from_model(model), sharp_head())
+    sequence = engine.add("a", [1, 2, 3], SamplingParams(seed=1, max_tokens=5, ignore_eos=True))
+    finish(engine)
+    assert sequence.num_output == 5

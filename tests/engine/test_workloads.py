@@ -1,0 +1,47 @@
+"""Random workloads: whatever else runs, comes, goes or fails, every request gets what it gets alone, undrafted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.engine.workload import ENGINE_OPTIONS, Bench, check_workload
+from tests.tiny import TINY_MODELS
+
+#: Workloads of an architecture that together must have seen everything below.
+ENOUGH = 50
+HAPPENS = {
+    "cancelled while decoding",
+    "ended by abort",
+    "ended by eos",
+    "ended by error",
+    "ended by int",
+    "ended by length",
+    "ended by str",
+    "fully accepted",
+    "partly accepted",
+    "preempted",
+    "prefix hit",
+    "rejected",
+    "stopped inside an accepted path",
+}
+
+
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_workloads(kind: str, workloads: int) -> None:
+    bench = Bench(kind)
+    seen: Counter[str] = Counter()
+    for seed in range(workloads):
+        seen += check_workload(bench, seed)
+    assert workloads < ENOUGH or {name for name in HAPPENS if not seen[name]} == set()
+
+
+@pytest.mark.skipif("exact" not in ENGINE_OPTIONS, reason="this engine has no exact mode")
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_workloads_bf16(kind: str, workloads: int) -> None:
+    """In exact mode half precision leaves no room for rounding: log probabilities are equal to the bit."""
+    bench = Bench(kind, torch.bfloat16, exact=True)
+    for seed in range(max(1, workloads // 5)):
+        check_workload(bench, seed, tolerance=0)
