@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import inspect
@@ -15,15 +16,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from huggingface_hub import constants
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from jetspec.attention.cache import KVCache
+from jetspec.attention.exact import RowTile, exact_row_attention
 from jetspec.attention.interface import ROWS, probe_layers, use_row_attention
 from jetspec.attention.reference import row_attention
 from jetspec.attention.rows import RowBatch
 from jetspec.errors import JetSpecError
+from jetspec.exact import SLOTS_NEEDED, base_tile, first_differences, next_tile, row_independent
 
 
 class Alias(NamedTuple):
@@ -56,7 +60,7 @@ class Target:
     Weights are frozen. `embed` and `lm_head` are the model's own modules, borrowed by the draft head, and can be
     differentiated through. Attributes: model, tokenizer, config (of the text model), name, device, dtype,
     hidden_size, vocab_size (the width of the logits), num_embeddings (ids it takes), num_layers, max_context (tokens),
-    eos_token_ids.
+    eos_token_ids, tile_sizes (row counts of an exact target's forwards, empty for others).
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
@@ -78,6 +82,7 @@ class Target:
         self._decoder = model.get_decoder()
         self._layers = decoder_layers(self._decoder, self.num_layers)
         self._attention = probe_layers(model, self.num_layers)
+        self.tile_sizes: tuple[int, ...] = ()
 
     @classmethod
     def from_model(
@@ -85,6 +90,46 @@ class Target:
     ) -> Target:
         """Wrap an already built transformers model, whatever its attention implementation; it is changed in place."""
         return cls(model, tokenizer, name or model.config._name_or_path or type(model).__name__)
+
+    @torch.inference_mode()
+    def as_exact(self) -> Target:
+        """This target, run so that the bits of a row's outputs depend on its token and its context alone.
+
+        Batch, chunks and trees then change nothing in any number type, at the price of padded forwards. A check finds
+        the tile sizes that give the same bits with this model, these kernels and the present number of threads. Model
+        and weights are shared with this target, which stays as it is. Raises JetSpecError where the model or a kernel
+        does not keep rows apart.
+        """
+        exact = copy.copy(self)
+        cache = self.new_cache(SLOTS_NEEDED, block_size=1)
+
+        def score(batch: RowBatch, size: int) -> list[Tensor]:
+            exact.tile_sizes = (size,)
+            output = exact.forward(batch, cache, taps=range(self.num_layers))
+            return [*cast(Tensor, output.taps).chunk(self.num_layers, dim=-1), output.logits]
+
+        base = base_tile(self.device, self.dtype)
+        differing = first_differences(score, base, self.max_context, self.num_embeddings)
+        layer = differing[base]
+        if layer is not None:
+            where = f"decoder layer {layer}" if layer < self.num_layers else "the logits"
+            raise JetSpecError(
+                f"exact=True is not possible for {self.name} in {self.dtype} on {self.device.type}: {where} gives a "
+                "row other bits when other rows share its forward; use exact=False"
+            )
+        exact.tile_sizes = tuple(size for size, layer in differing.items() if layer is None)
+        return exact
+
+    def compile(self, backend: str = "inductor") -> None:
+        """Compile the decoder layers with torch.compile, in place: it holds for every engine of this target.
+
+        The first forwards of one row and of several wait for the compiler. Attention stays outside of what is
+        compiled. Raises JetSpecError for an exact target, whose arithmetic a compiler would change.
+        """
+        if self.tile_sizes:
+            raise JetSpecError("compile=True: an exact target cannot be compiled; use exact=False or compile=False")
+        for layer in self._layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """K/V storage for this model."""
@@ -116,17 +161,58 @@ class Target:
         self._check_rows(batch)
         batch = batch.to(self.device)
         watched = [self._layers[layer] for layer in taps] + ([self._decoder] if final_hidden else [])
+        if logits_rows is not None:
+            logits_rows = logits_rows.to(self.device)
+        if self.tile_sizes:
+            logits, outputs = self._run_tiles(batch, cache, logits_rows, watched)
+        else:
+            attention = partial(row_attention, batch=batch, cache=cache)
+            logits, outputs = self._run(batch.token_ids, batch.positions, logits_rows, attention, watched)
+        hidden = outputs.pop() if final_hidden else None
+        return TargetOutput(logits, torch.cat(outputs, dim=-1) if taps else None, hidden)
+
+    def _run(
+        self, ids: Tensor, positions: Tensor, logits_rows: Tensor | None, attention: Any, watched: list[nn.Module]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits of the chosen rows and the outputs [rows, width] of the watched modules."""
         with captured_outputs(watched) as outputs:
             result = self.model(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
+                input_ids=ids[None],
+                position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=0 if logits_rows is None else logits_rows.to(self.device),
-                row_attention=partial(row_attention, batch=batch, cache=cache),
+                logits_to_keep=0 if logits_rows is None else logits_rows,
+                row_attention=attention,
             )
-        hidden = outputs.pop()[0] if final_hidden else None
-        tapped = torch.cat([output[0] for output in outputs], dim=-1) if taps else None
-        return TargetOutput(result.logits[0], tapped, hidden)
+        return result.logits[0], [output[0] for output in outputs]
+
+    def _run_tiles(
+        self, batch: RowBatch, cache: KVCache, logits_rows: Tensor | None, watched: list[nn.Module]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`_run` for a whole batch, in forwards of the tile sizes.
+
+        Parents come before their children in a batch, so their K/V are there when a child needs them.
+        """
+        wanted = torch.arange(len(batch), device=self.device) if logits_rows is None else logits_rows
+        start = 0
+        places, logits, outputs = [], [], []
+        with row_independent(self.model):
+            while start < len(batch):
+                size = next_tile(len(batch) - start, self.tile_sizes)
+                tile = RowTile(batch, start, min(start + size, len(batch)))
+                ids, positions = (
+                    F.pad(x[start : tile.stop], (0, size - len(tile))) for x in (batch.token_ids, batch.positions)
+                )
+                chosen = ((wanted >= start) & (wanted < tile.stop)).nonzero().flatten()
+                # The output projection, too, runs on all rows of a tile or on none.
+                keep = None if len(chosen) else chosen
+                attention = partial(exact_row_attention, tile=tile, cache=cache)
+                tile_logits, tile_outputs = self._run(ids, positions, keep, attention, watched)
+                places.append(chosen)
+                logits.append(tile_logits[wanted[chosen] - start])
+                outputs.append([output[: len(tile)] for output in tile_outputs])
+                start = tile.stop
+        order = torch.cat(places).argsort()
+        return torch.cat(logits)[order], [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [..] -> embeddings [.., hidden_size], as the model's embedding module gives them."""

@@ -28,6 +28,19 @@ def test_equals_plain_layers(shape: tuple[int, ...], bias: bool) -> None:
     assert packed.state_dict().keys() == plain.state_dict().keys()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_types_are_rounded_once(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(300, 40).to(dtype)
+    x = torch.randn(7, 300).to(dtype)
+    expected = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double()).to(dtype)
+    pack_linears(layer)
+    with torch.inference_mode():
+        output = layer(x)
+    assert output.dtype == dtype
+    assert (output != expected).float().mean() < 0.01  # a sum in float32 rarely rounds to the other side
+
+
 def test_changed_weights_are_packed_again() -> None:
     plain, packed = build()
     x = torch.randn(4, 24)

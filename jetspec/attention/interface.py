@@ -31,6 +31,7 @@ class LayerAttention(NamedTuple):
     window: int | None
 
 
+@torch.compiler.disable  # its batch changes with every forward, and there is nothing in it to fuse
 def attention_over_rows(
     module: nn.Module,
     query: Tensor,

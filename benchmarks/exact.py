@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""How many answers speculation and batching change in half precision, with `exact` and without, and what it costs.
+
+    python benchmarks/exact.py --prompts gsm8k_test.jsonl [--dtype bfloat16] [--json]
+
+Every prompt is answered alone by plain decoding, greedily and with a seed; then all together with the head's trees.
+Answers are counted that are equal token for token. Run it with nothing else on the machine for the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from jetspec import LLM, SamplingParams
+from jetspec.attention import RowBatch, Segment
+from jetspec.cli.common import encode_prompts, read_prompts
+from jetspec.target import Target, load_target
+
+CONTEXT = 256
+ROWS = (1, 16, 64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--draft", default="smollm2-135m")
+    parser.add_argument("--prompts", type=Path, required=True, help="texts, or .jsonl with prompt, question or text")
+    parser.add_argument("--num-prompts", type=int, default=50)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tree-budget", type=int, default=16)
+    parser.add_argument("--max-running", type=int, default=8)
+    parser.add_argument("--temperature", type=float, default=0.7, help="of the seeded answers")
+    parser.add_argument("--repeats", type=int, default=5, help="forwards a row count is the median of")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+
+    target = load_target(options.target, dtype=options.dtype)
+    texts = read_prompts(options.prompts)[: options.num_prompts]
+    prompts = encode_prompts(LLM(target), texts, None)
+    modes = {mode: measure(target, prompts, options, exact=mode == "exact") for mode in ("exact", "not exact")}
+    figures = {
+        "dtype": options.dtype,
+        "threads": torch.get_num_threads(),
+        "prompts": len(prompts),
+        "modes": modes,
+        "exact_over_not_exact": {
+            name: modes["exact"]["seconds"][name] / modes["not exact"]["seconds"][name]
+            for name in modes["exact"]["seconds"]
+        },
+    }
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        show(figures)
+
+
+def measure(target: Target, prompts: list[list[int]], options: argparse.Namespace, *, exact: bool) -> dict[str, Any]:
+    """Answers that stay the same with trees in a batch, and seconds of what exactness slows down."""
+    plain = LLM(target, exact=exact, share_prefixes=False)
+    drafted = LLM(target, options.draft, exact=exact, tree_budget=options.tree_budget, max_running=options.max_running)
+    equal, seconds = {}, {}
+    for name, temperature in (("greedy", 0.0), ("seeded", options.temperature)):
+        params = [
+            SamplingParams(temperature=temperature, seed=seed, max_tokens=options.max_tokens)
+            for seed in range(len(prompts))
+        ]
+        start = time.perf_counter()
+        expected = [plain.generate([prompt], p)[0] for prompt, p in zip(prompts, params, strict=True)]
+        middle = time.perf_counter()
+        got = drafted.generate(prompts, params)
+        seconds |= {f"{name}, plain": middle - start, f"{name}, drafted": time.perf_counter() - middle}
+        equal[name] = sum(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(expected, got, strict=True))
+    seconds |= {f"forward of {n} rows": forward_seconds(plain.target, n, options.repeats) for n in ROWS}
+    return {"equal": equal, "seconds": seconds}
+
+
+def forward_seconds(target: Target, n: int, repeats: int) -> float:
+    """Median seconds of a forward of a tree of n rows, three children a node, behind a context."""
+    cache = target.new_cache(CONTEXT + max(n, CONTEXT), 1)
+
+    def forward(context: int, parents: list[int]) -> float:
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        rows = len(parents)
+        batch = RowBatch(
+            token_ids=torch.arange(rows),
+            positions=context + torch.tensor(depths),
+            parents=torch.tensor(parents),
+            segments=[Segment(0, rows, context, torch.arange(context + rows))],
+        )
+        start = time.perf_counter()
+        target.forward(batch, cache)
+        return time.perf_counter() - start
+
+    forward(0, list(range(-1, CONTEXT - 1)))
+    tree = [(row - 1) // 3 if row else -1 for row in range(n)]
+    return statistics.median([forward(CONTEXT, tree) for _ in range(repeats + 1)][1:])
+
+
+def show(figures: dict[str, Any]) -> None:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="cyan")
+    for column in ("figure", *figures["modes"], "ratio"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for name in ("greedy", "seeded"):
+        counts = (f"{mode['equal'][name]} of {figures['prompts']}" for mode in figures["modes"].values())
+        table.add_row(f"{name} answers as plain decoding alone gives", *counts)
+    for name, ratio in figures["exact_over_not_exact"].items():
+        times = (f"{mode['seconds'][name]:.3f} s" for mode in figures["modes"].values())
+        table.add_row(name, *times, f"{ratio:.2f}x")
+    console = Console()
+    console.print(f"{figures['dtype']}, threads: {figures['threads']}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Compiled layers: torch.compile is given the layers, and what they compute stays the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from jetspec.engine import Engine
+from jetspec.errors import JetSpecError
+from tests.engine.test_exactness import make_draft, make_params, make_prompts, make_target, references, run
+from tests.tiny import TINY_MODELS
+
+
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
+    torch._dynamo.reset()
+    compiler = CompileCounter()  # runs what it is given as it is
+    target = make_target(kind)
+    target.compile(backend=compiler)
+    prompts, params = make_prompts(3), make_params(3, 0.0)
+    truth = references(kind, prompts, params)
+    engine = Engine(target, make_draft("oracle", target, prompts, truth), tree_budget=9, num_blocks=64, block_size=4)
+    assert run(engine, prompts, params) == truth
+    assert compiler.frame_count > 0
+    assert compiler.op_count > 10 * compiler.frame_count, "graphs of a few operations: the layers fell apart"
+
+
+def test_exact_targets_are_not_compiled() -> None:
+    with pytest.raises(JetSpecError, match="compile"):
+        Engine(make_target("llama"), exact=True, compile=True, num_blocks=8)
