@@ -1,7 +1,7 @@
 """JetSpec: lossless speculative decoding with causal parallel draft trees.
 
 >>> from jetspec import LLM, SamplingParams
->>> llm = LLM("smollm2-135m", draft="smollm2-135m", tree_budget=16)
+>>> llm = LLM("smollm2-135m", draft="smollm2-135m")
 >>> outputs = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=32))
 """
 

@@ -71,7 +71,8 @@ class Engine:
         observer: watches commits and rounds.
 
     Raises:
-        JetSpecError: an argument is out of range, the head does not fit the target, or the target cannot be exact or compiled.
+        JetSpecError: an argument is out of range, the head does not fit the target, or the target cannot be exact or
+            compiled.
     """
 
     def __init__(
