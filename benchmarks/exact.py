@@ -41,23 +41,24 @@ def main() -> None:
     parser.add_argument("--max-running", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.7, help="of the seeded answers")
     parser.add_argument("--repeats", type=int, default=5, help="forwards a row count is the median of")
+    parser.add_argument("--only-exact", action="store_true", help="leave out the runs without exact")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
     target = load_target(options.target, dtype=options.dtype)
     texts = read_prompts(options.prompts)[: options.num_prompts]
     prompts = encode_prompts(LLM(target), texts, None)
-    modes = {mode: measure(target, prompts, options, exact=mode == "exact") for mode in ("exact", "not exact")}
-    figures = {
+    names = ("exact",) if options.only_exact else ("exact", "not exact")
+    modes = {mode: measure(target, prompts, options, exact=mode == "exact") for mode in names}
+    figures: dict[str, Any] = {
         "dtype": options.dtype,
         "threads": torch.get_num_threads(),
         "prompts": len(prompts),
         "modes": modes,
-        "exact_over_not_exact": {
-            name: modes["exact"]["seconds"][name] / modes["not exact"]["seconds"][name]
-            for name in modes["exact"]["seconds"]
-        },
     }
+    if not options.only_exact:
+        exact, others = (modes[name]["seconds"] for name in names)
+        figures["exact_over_not_exact"] = {name: exact[name] / others[name] for name in exact}
     if options.json:
         print(json.dumps(figures))
     else:
@@ -115,9 +116,10 @@ def show(figures: dict[str, Any]) -> None:
     for name in ("greedy", "seeded"):
         counts = (f"{mode['equal'][name]} of {figures['prompts']}" for mode in figures["modes"].values())
         table.add_row(f"{name} answers as plain decoding alone gives", *counts)
-    for name, ratio in figures["exact_over_not_exact"].items():
+    for name in figures["modes"]["exact"]["seconds"]:
         times = (f"{mode['seconds'][name]:.3f} s" for mode in figures["modes"].values())
-        table.add_row(name, *times, f"{ratio:.2f}x")
+        ratio = figures.get("exact_over_not_exact", {}).get(name)
+        table.add_row(name, *times, "" if ratio is None else f"{ratio:.2f}x")
     console = Console()
     console.print(f"{figures['dtype']}, threads: {figures['threads']}")
     console.print(table)
