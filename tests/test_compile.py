@@ -9,10 +9,9 @@ from torch._dynamo.testing import CompileCounter
 from jetspec.engine import Engine
 from jetspec.errors import JetSpecError
 from tests.engine.test_exactness import make_draft, make_params, make_prompts, make_target, references, run
-from tests.tiny import TINY_MODELS
 
 
-@pytest.mark.parametrize("kind", TINY_MODELS)
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
     torch._dynamo.reset()
     compiler = CompileCounter()  # runs what it is given as it is
