@@ -254,6 +254,14 @@ class Engine:
             return [Part.chain(g) for g in grants], [], None
         clock.lap("schedule")
         forest = self.drafter.propose(sequences, [g.rows for g in drafting])
+        fault = forest.fault(
+            [s.anchor for s in sequences],
+            [g.rows for g in drafting],
+            [s.max_depth for s in sequences],
+            self.target.num_embeddings,
+        )
+        if fault is not None:
+            raise JetSpecError(f"drafter {type(self.drafter).__name__} proposed no valid trees: {fault}")
         clock.lap("draft")
         index = {s.request_id: i for i, s in enumerate(sequences)}
         others = [Part.chain(g) for g in grants if g.sequence.request_id not in index]

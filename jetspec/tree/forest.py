@@ -46,6 +46,31 @@ class Forest:
             offsets=offsets.tolist(),
         )
 
+    def fault(
+        self, anchors: Sequence[int], budgets: Sequence[int], max_depths: Sequence[int], num_ids: int
+    ) -> str | None:
+        """Why this is not one tree an anchor, within budgets and max_depths, of ids below num_ids; None if it is."""
+        if self.num_trees != len(anchors) or self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens):
+            return f"{self.num_trees} trees over {len(self.tokens)} nodes, for {len(anchors)} sequences"
+        sizes = [stop - start for start, stop in zip(self.offsets[:-1], self.offsets[1:])]
+        for index, (size, budget) in enumerate(zip(sizes, budgets)):
+            if not 1 <= size <= budget:
+                return f"tree {index} has {size} nodes, its budget is {budget}"
+        starts = torch.tensor(self.offsets[:-1])
+        if self.tokens[starts].tolist() != list(anchors):
+            return "a root is not its sequence's newest token"
+        place = torch.arange(len(self.tokens)) - starts.repeat_interleave(torch.tensor(sizes))
+        if bool(((self.parents < 0) != (place == 0)).any()) or bool((self.parents >= place).any()):
+            return "a node's parent does not come before it in its tree"
+        depths = torch.where(place == 0, 0, self.depths[self.parent_nodes()] + 1)
+        if not torch.equal(depths, self.depths):
+            return "depths do not follow from parents"
+        if bool((depths > torch.tensor(max_depths).repeat_interleave(torch.tensor(sizes))).any()):
+            return "a tree is deeper than its sequence's max_depth"
+        if not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < num_ids:
+            return f"a token lies outside of 0 .. {num_ids - 1}"
+        return None
+
     def parent_nodes(self) -> Tensor:
         """[N] index of each node's parent in the whole forest; a root is its own."""
         sizes = torch.tensor(self.offsets).diff()

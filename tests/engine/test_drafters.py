@@ -288,3 +288,59 @@ def test_names_of_drafters(tmp_path) -> None:
 def test_bad_names_are_refused(draft: str | None, options: dict, message: str) -> None:
     with pytest.raises(JetSpecError, match=message):
         load_drafter(draft, make_target("llama"), **options)
+
+
+# Drafters that break the rules
+
+
+class Broken(Drafter):
+    """Proposes a root and one child, spoiled in one way."""
+
+    def __init__(self, spoil) -> None:
+        self.spoil = spoil
+
+    def propose(self, sequences, budgets) -> Forest:
+        parts = {
+            "tokens": torch.tensor([sequences[0].anchor, 3]),
+            "parents": torch.tensor([-1, 0]),
+            "depths": torch.tensor([0, 1]),
+            "log_probs": torch.tensor([0.0, -1.0]),
+            "offsets": [0, 2],
+        }
+        return Forest(**{**parts, **self.spoil})
+
+
+def drain(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"tokens": torch.tensor([9, 3])}, "root"),
+        ({"tokens": torch.tensor([1, 9999])}, "outside"),
+        ({"parents": torch.tensor([-1, 1])}, "parent"),
+        ({"parents": torch.tensor([-1, -1])}, "parent"),
+        ({"depths": torch.tensor([0, 5])}, "depths"),
+        ({"depths": torch.tensor([1, 2])}, "depths"),
+        ({"offsets": [0, 1, 2]}, "trees"),
+        ({"offsets": [0, 1]}, "trees"),
+    ],
+)
+def test_trees_that_break_the_rules_are_refused(spoil: dict, message: str) -> None:
+    """Rows at wrong places would become final and be shared with other requests."""
+    target = make_target("llama")
+    engine = Engine(target, Broken(spoil), tree_budget=4, **POOL)
+    engine.add("a", [5, 6, 1], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logit_bias={1: 100.0}))
+    with pytest.raises(JetSpecError, match=rf"Broken.*{message}"):
+        drain(engine)
+    engine.cancel("a")
+    assert engine.blocks.num_free == engine.blocks.num_blocks
+
+
+def test_trees_above_their_budget_are_refused() -> None:
+    forest = Forest(torch.tensor([1, 3]), torch.tensor([-1, 0]), torch.tensor([0, 1]), torch.zeros(2), [0, 2])
+    assert "budget" in str(forest.fault([1], [1], [5], 10))
+    assert "max_depth" in str(forest.fault([1], [2], [0], 10))
+    assert forest.fault([1], [2], [1], 10) is None
