@@ -34,13 +34,10 @@ class Forest:
         """The trees with only the nodes where kept [N] is True; a kept node's parent is kept too, and every root."""
         before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])  # kept nodes before each node
         offsets = before[self.offsets]
-        starts = offsets[:-1].repeat_interleave(offsets.diff())
-        old_starts = torch.tensor(self.offsets[:-1]).repeat_interleave(offsets.diff())
-        parents = self.parents[kept]
-        moved = before[old_starts + parents.clamp(min=0)] - starts
+        moved = before[self.parent_nodes()] - before[self.starts()]
         return Forest(
             tokens=self.tokens[kept],
-            parents=torch.where(parents < 0, parents, moved),
+            parents=torch.where(self.parents < 0, -1, moved)[kept],
             depths=self.depths[kept],
             log_probs=self.log_probs[kept],
             offsets=offsets.tolist(),
@@ -56,10 +53,9 @@ class Forest:
         for index, (size, budget) in enumerate(zip(sizes, budgets)):
             if not 1 <= size <= budget:
                 return f"tree {index} has {size} nodes, its budget is {budget}"
-        starts = torch.tensor(self.offsets[:-1])
-        if self.tokens[starts].tolist() != list(anchors):
+        if self.tokens[self.offsets[:-1]].tolist() != list(anchors):
             return "a root is not its sequence's newest token"
-        place = torch.arange(len(self.tokens)) - starts.repeat_interleave(torch.tensor(sizes))
+        place = torch.arange(len(self.tokens)) - self.starts()
         if bool(((self.parents < 0) != (place == 0)).any()) or bool((self.parents >= place).any()):
             return "a node's parent does not come before it in its tree"
         depths = torch.where(place == 0, 0, self.depths[self.parent_nodes()] + 1)
@@ -71,22 +67,22 @@ class Forest:
             return f"a token lies outside of 0 .. {num_ids - 1}"
         return None
 
+    def starts(self) -> Tensor:
+        """[N] index of the root of each node's tree."""
+        offsets = torch.tensor(self.offsets)
+        return offsets[:-1].repeat_interleave(offsets.diff())
+
     def parent_nodes(self) -> Tensor:
         """[N] index of each node's parent in the whole forest; a root is its own."""
-        sizes = torch.tensor(self.offsets).diff()
-        starts = torch.tensor(self.offsets[:-1]).repeat_interleave(sizes)
-        return torch.where(self.parents < 0, torch.arange(len(self.parents)), starts + self.parents)
+        return self.starts() + self.parents.clamp(min=0)
 
     def sibling_ranks(self) -> Tensor:
         """[N] place of each node among its siblings, 0 the most probable (and a root)."""
-        parents = self.parent_nodes()
+        index = torch.arange(len(self.parents))
         # Siblings lie side by side, so a node's rank is its distance from where its parent's children begin.
-        index = torch.arange(len(parents))
-        begins = torch.ones_like(parents, dtype=torch.bool)
-        begins[1:] = parents[1:] != parents[:-1]
-        begins |= self.parents < 0
-        # A root's first child follows it with the root as "parent" of both.
-        begins[1:] |= (self.parents[:-1] < 0) & (self.parents[1:] >= 0)
+        family = torch.where(self.parents < 0, -1 - index, self.parent_nodes())
+        begins = torch.ones_like(family, dtype=torch.bool)
+        begins[1:] = family[1:] != family[:-1]
         return index - torch.where(begins, index, 0).cummax(0).values
 
 
