@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from jetspec.engine import Drafter
 from jetspec.errors import EngineError, JetSpecError
 from jetspec.head import DraftHead
 from jetspec.llm import LLM, Message, Prompt
@@ -118,7 +119,7 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | Path | Target, draft: str | Path | DraftHead | None = None, **settings: Any
+        self, model: str | Path | Target, draft: str | Path | DraftHead | Drafter | None = None, **settings: Any
     ) -> None:
         self.llm = LLM(model, draft, **settings)
         self._handles: dict[str, RequestHandle] = {}
@@ -156,22 +157,20 @@ class AsyncLLM:
         """`submit` for a conversation, through the target's chat template."""
         return await self._submit(partial(self.llm.prepare_chat, [messages], params), request_id)
 
-    async def generate(
+    def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> AsyncIterator[StreamOutput]:
         """Submit a prompt and yield the pieces of its answers; leaving early cancels it. Errors as in `submit`."""
-        handle = await self.submit(prompt, params, request_id=request_id)
-        try:
-            async for piece in handle:
-                yield piece
-        finally:
-            handle.cancel()
+        return self._stream(partial(self.submit, prompt, params, request_id=request_id))
 
-    async def chat(
+    def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> AsyncIterator[StreamOutput]:
         """`generate` for a conversation, through the target's chat template."""
-        handle = await self.submit_chat(messages, params, request_id=request_id)
+        return self._stream(partial(self.submit_chat, messages, params, request_id=request_id))
+
+    async def _stream(self, submit: Callable[[], Awaitable[RequestHandle]]) -> AsyncIterator[StreamOutput]:
+        handle = await submit()
         try:
             async for piece in handle:
                 yield piece
