@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.engine.workload import ENGINE_OPTIONS, Bench, check_workload
+from tests.engine.workload import Bench, check_workload
 from tests.tiny import TINY_MODELS
 
 #: Workloads of an architecture that together must have seen everything below.
@@ -38,7 +38,6 @@ def test_workloads(kind: str, workloads: int) -> None:
     assert workloads < ENOUGH or {name for name in HAPPENS if not seen[name]} == set()
 
 
-@pytest.mark.skipif("exact" not in ENGINE_OPTIONS, reason="this engine has no exact mode")
 @pytest.mark.parametrize("kind", TINY_MODELS)
 def test_workloads_bf16(kind: str, workloads: int) -> None:
     """In exact mode half precision leaves no room for rounding: log probabilities are equal to the bit."""

@@ -6,7 +6,6 @@ must get what it gets alone, undrafted, on an engine with all the room it wants.
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ EOS = frozenset({*range(3, 256, 23), 256})
 #: What biased answers are made of: repetitive enough for stop strings and bad words to hit; characters of two bytes.
 ALPHABETS = ("abcd", "ab\n", "éü")
 TOKENIZER = tiny_tokenizer()
-ENGINE_OPTIONS = inspect.signature(Engine).parameters
 MAX_ROUNDS = 2000
 
 
@@ -84,8 +82,6 @@ def draw_workload(kind: str, seed: int) -> Workload:
     largest = max(-(-(len(r.prompt) + r.sampling["max_tokens"]) // block_size) for r in requests)
     budgets: list[Any] = [rng.randint(1, 24), rng.randint(6, 24), "auto"]
     budget = rng.choice(budgets)
-    if budget == "auto" and "auto" not in str(ENGINE_OPTIONS["tree_budget"].annotation):
-        budget = budgets[0]
     engine = {
         "block_size": block_size,
         "num_blocks": largest + rng.choice([0, 1, 3, largest // 2, 20 * largest]),
