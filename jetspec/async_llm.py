@@ -17,7 +17,7 @@ from uuid import uuid4
 from jetspec.engine import Drafter
 from jetspec.errors import EngineError, JetSpecError
 from jetspec.head import DraftHead
-from jetspec.llm import LLM, Message, Prompt
+from jetspec.llm import LLM, Message, Prompt, checked_prompt
 from jetspec.requests import Request, RequestOutput, StreamOutput, raise_failures
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
@@ -119,7 +119,10 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | Path | Target, draft: str | Path | DraftHead | Drafter | None = None, **settings: Any
+        self,
+        model: str | Path | Target,
+        draft: str | Path | DraftHead | Target | Drafter | None = None,
+        **settings: Any,
     ) -> None:
         self.llm = LLM(model, draft, **settings)
         self._handles: dict[str, RequestHandle] = {}
@@ -149,7 +152,7 @@ class AsyncLLM:
             JetSpecError: the prompt or its parameters are refused, or `request_id` is in use.
             EngineError: closed, or the engine stopped on an error.
         """
-        return await self._submit(partial(self.llm.prepare, [prompt], params), request_id)
+        return await self._submit(partial(self.llm.prepare, [checked_prompt(prompt, "prompt")], params), request_id)
 
     async def submit_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, request_id: str | None = None
@@ -234,7 +237,7 @@ class AsyncLLM:
                 self._commands.get()()
             for handle in list(self._handles.values()):
                 dispatcher.cancel(handle.request)
-        except Exception as error:
+        except BaseException as error:  # whatever ended the thread, those who wait are told
             stopped = EngineError(f"the engine stopped on an error: {error!r}; open a new AsyncLLM")
             stopped.__cause__ = error
             self._stop(stopped)

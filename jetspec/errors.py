@@ -9,6 +9,11 @@ class EngineError(JetSpecError):
     """The engine was closed or stopped on an error of its own: nothing runs on it any more."""
 
 
+def is_positive_integer(value: object) -> bool:
+    """Whether a user's value counts something: an int, no bool, of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 class RequestError(JetSpecError):
     """Requests that failed while others ran on; `outputs` holds what every request of the call produced."""
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jinja2 import TemplateError
 
-from jetspec.engine import Budget, Drafter, Engine, HeadDrafter, Observer, load_drafter
+from jetspec.engine import Budget, Drafter, Engine, Observer, load_drafter
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.requests import Dispatcher, Request, RequestOutput, StreamOutput, raise_failures
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target, load_target
+from jetspec.target import Target, load_target, resolve_dtype
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
@@ -31,10 +32,10 @@ class LLM:
 
     Args:
         model: hub id, directory, `.gguf` file, alias (`smollm2-135m`), or a loaded `Target`.
-        draft: draft head: hub id, directory, alias of a shipped head, or a loaded `DraftHead` or `Drafter`; None
-            decodes plainly.
-        draft_method: what is made of a name: "tree" or "chain" (the most probable path only) of a draft head, "model"
-            for a small language model with the target's vocabulary, "ngram" for prompt lookup, which takes no `draft`.
+        draft: draft head or small model: hub id, directory, alias of a shipped head, or a loaded `DraftHead`, `Target`
+            or `Drafter`; None decodes plainly.
+        draft_method: what is made of it: "tree" or "chain" (the most probable path only) of a draft head, "model"
+            of a small language model with the target's vocabulary, "ngram" for prompt lookup, which takes no `draft`.
         head_window: committed tokens a draft head looks back on; None: all. Bounds the time of a draft in long texts.
         tree_budget: rows of a verify forward per sequence, root included; "auto" chooses them for speed, down to plain
             decoding.
@@ -45,8 +46,12 @@ class LLM:
         seed: where the noise of requests without a seed comes from.
         engine_args: passed to `Engine` (`num_blocks`, `block_size`, `max_rows`, `max_running`, `observer`, ...).
 
+    Threads may share it: they take turns, round by round, and every round serves the requests of all. A logits
+    processor or an observer must not call it. `AsyncLLM` serves an event loop.
+
     Raises:
-        JetSpecError: target or head cannot be loaded, do not fit each other, or the target cannot be exact.
+        JetSpecError: target or head cannot be loaded, do not fit each other or the other arguments, or the target
+            cannot be exact.
 
     Example:
         >>> llm = LLM("smollm2-135m", draft="smollm2-135m")
@@ -56,7 +61,7 @@ class LLM:
     def __init__(
         self,
         model: str | Path | Target,
-        draft: str | Path | DraftHead | Drafter | None = None,
+        draft: str | Path | DraftHead | Target | Drafter | None = None,
         *,
         draft_method: str = "tree",
         head_window: int | None = None,
@@ -68,13 +73,15 @@ class LLM:
         observer: Observer | None = None,
         **engine_args: Any,
     ) -> None:
-        self.target = model if isinstance(model, Target) else load_target(str(model), device=str(device), dtype=dtype)
-        if isinstance(draft, DraftHead):
-            draft = HeadDrafter(draft, chain=draft_method == "chain", window=head_window)
-        elif not isinstance(draft, Drafter):
-            draft = load_drafter(draft, self.target, method=draft_method, head_window=head_window)
+        target = _target(model, device, dtype)
         self.engine = Engine(
-            self.target, draft, tree_budget=tree_budget, exact=exact, seed=seed, observer=observer, **engine_args
+            target,
+            load_drafter(draft, target, method=draft_method, head_window=head_window),
+            tree_budget=tree_budget,
+            exact=exact,
+            seed=seed,
+            observer=observer,
+            **engine_args,
         )
         self.target = self.engine.target
         self.dispatcher = Dispatcher(self.engine)
@@ -146,9 +153,9 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Request]:
         """The requests that `generate` would run, encoded and checked. JetSpecError if one is refused."""
-        batch = _as_list(prompts)
+        batch = [checked_prompt(p, f"prompt {index}") for index, p in enumerate(_as_list(prompts))]
         texts = [p if isinstance(p, str) else None for p in batch]
-        ids = [self.encode(p) if isinstance(p, str) else _token_ids(p, index) for index, p in enumerate(batch)]
+        ids = [self.encode(p) if isinstance(p, str) else p for p in batch]
         return self._requests(ids, texts, params)
 
     def prepare_chat(
@@ -157,8 +164,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Request]:
         """The requests that `chat` would run, encoded and checked. JetSpecError if one is refused."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        texts = [self.render_chat(c) for c in conversations]  # type: ignore[arg-type]
+        texts = [self.render_chat(c) for c in _conversations(messages)]
         ids = [self.encode(t, add_special_tokens=False) for t in texts]
         return self._requests(ids, texts, params)
 
@@ -174,10 +180,18 @@ class LLM:
         """The prompt that the chat template makes of a conversation, ready for the assistant's turn."""
         if not messages:
             raise JetSpecError("messages is an empty conversation: give at least one message")
+        if not _is_list(messages) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+            raise JetSpecError(
+                f"messages: a conversation is a list of messages, as [{{'role': 'user', 'content': 'Hi'}}], "
+                f"not {messages!r:.80}"
+            )
         tokenizer = self._tokenizer()
         if tokenizer.chat_template is None:
             raise JetSpecError(f"target {self.target.name!r} has no chat template: use generate with a plain prompt")
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        try:
+            return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, KeyError) as error:
+            raise JetSpecError(f"messages: the target's chat template refuses them: {error}") from error
 
     def _tokenizer(self) -> Any:
         if self.target.tokenizer is None:
@@ -226,9 +240,28 @@ class LLM:
         return [r.output() for r in requests]
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _target(model: str | Path | Target, device: str | torch.device, dtype: str | torch.dtype) -> Target:
+    if not isinstance(model, str | Path | Target):
+        raise JetSpecError(f"model={model!r:.80}: must be the name of a target, or a loaded Target")
+    if not isinstance(model, Target):
+        return load_target(str(model), device=str(device), dtype=dtype)
+    if device != "auto" and torch.device(device) != model.device:
+        raise JetSpecError(f"device={str(device)!r}: the target is loaded on {model.device} already; leave device out")
+    if dtype != "auto" and resolve_dtype(dtype, model.device) != model.dtype:
+        raise JetSpecError(f"dtype={str(dtype)!r}: the target is loaded in {model.dtype} already; leave dtype out")
+    return model
+
+
+def _is_list(value: object) -> bool:
+    """Whether a value holds items in order: a list, a tuple, an array or a tensor, say, but no text."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
+    if not _is_list(prompts):
+        raise JetSpecError(f"prompts: must be a text, token ids, or a list of such prompts, not {prompts!r:.80}")
     items: list[Any] = list(prompts)
     # A number, or an array's or a tensor's element: the ids of one prompt.
     if items and (isinstance(items[0], int) or getattr(items[0], "ndim", None) == 0):
@@ -236,12 +269,28 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items
 
 
-def _token_ids(prompt: Sequence[int], index: int) -> list[int]:
-    """A prompt's ids as plain integers, whether they came in a list, an array or a tensor."""
+def checked_prompt(prompt: Any, name: str) -> Prompt:
+    """A text as it is; ids as plain integers, whether they came in a list, an array or a tensor.
+
+    Raises JetSpecError, with the prompt's `name`, where it is neither.
+    """
+    if isinstance(prompt, str):
+        return prompt
     try:
+        if not _is_list(prompt) or any(isinstance(token, bool) for token in prompt):
+            raise TypeError
         return [operator.index(token) for token in prompt]
     except TypeError:
-        raise JetSpecError(f"prompt {index}: must be a text or a list of token ids, not {prompt!r:.80}") from None
+        raise JetSpecError(f"{name}: must be a text or a list of token ids, not {prompt!r:.80}") from None
+
+
+def _conversations(messages: Any) -> Sequence[Any]:
+    if not _is_list(messages):
+        raise JetSpecError(
+            f"messages: must be a list of messages, as [{{'role': 'user', 'content': 'Hi'}}], or a list of such lists, "
+            f"not {messages!r:.80}"
+        )
+    return [messages] if len(messages) and isinstance(messages[0], Mapping) else messages
 
 
 def _params_for(n: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:

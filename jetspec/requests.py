@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from jetspec.engine import Engine, RequestMetrics, Sequence
-from jetspec.errors import RequestError
+from jetspec.errors import JetSpecError, RequestError
 from jetspec.sampling import Logprob, SamplingParams, child_seed
 
 
@@ -112,15 +115,40 @@ def raise_failures(requests: list[Request]) -> None:
     if failed:
         index, first = failed[0]
         others = f" ({len(failed)} requests failed)" if len(failed) > 1 else ""
-        raise RequestError(f"prompt {index}: {first}{others}", [r.output() for r in requests]) from first
+        reason = first if isinstance(first, JetSpecError) else repr(first)
+        raise RequestError(f"prompt {index}: {reason}{others}", [r.output() for r in requests]) from first
 
 
 class Dispatcher:
-    """Runs requests on one engine and hands every piece to whoever asked for it, whoever calls `step`."""
+    """Runs requests on one engine and hands every piece to whoever asked for it, whoever calls `step`.
+
+    Threads take turns. Logits processors and observers, which run within a round, can only `cancel`.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._receivers: dict[str, tuple[Request, int, Callable[[StreamOutput], None]]] = {}
+        self._cancelled: deque[Request] = deque()
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    @property
+    def _is_mine(self) -> bool:
+        return self._holder == threading.get_ident()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """While the context is open the engine is this thread's; then what was cancelled ends."""
+        if self._is_mine:
+            raise JetSpecError("an LLM cannot be called from its own logits processors and observers")
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                while self._cancelled:
+                    self._end(self._cancelled.popleft())
+                self._holder = None
 
     def start(self, request: Request, receive: Callable[[StreamOutput], None]) -> None:
         """Queue a request; `receive` is called with each piece of its answers.
@@ -129,24 +157,35 @@ class Dispatcher:
             JetSpecError: the engine refuses the request, or its id is in use; nothing of it runs then.
         """
         added: list[Sequence] = []
-        try:
-            for index, params in enumerate(_answers(request.params)):
-                engine_id = request.request_id if index == 0 else f"{request.request_id}/{index}"
-                added.append(self.engine.add(engine_id, request.prompt_token_ids, params))
-        except BaseException:
-            for sequence in added:
-                self.engine.cancel(sequence.request_id)
-            raise
-        request.answers = added
-        self._receivers |= {s.request_id: (request, index, receive) for index, s in enumerate(added)}
+        with self._turn():
+            try:
+                for index, params in enumerate(_answers(request.params)):
+                    engine_id = request.request_id if index == 0 else f"{request.request_id}/{index}"
+                    added.append(self.engine.add(engine_id, request.prompt_token_ids, params))
+            except BaseException:
+                for sequence in added:
+                    self.engine.cancel(sequence.request_id)
+                raise
+            request.answers = added
+            self._receivers |= {s.request_id: (request, index, receive) for index, s in enumerate(added)}
 
     def step(self) -> None:
         """Run one round of the engine."""
-        for out in self.engine.step():
-            self._hand_over(out.sequence, out.new_token_ids, out.new_text)
+        with self._turn():
+            for out in self.engine.step():
+                self._hand_over(out.sequence, out.new_token_ids, out.new_text)
 
     def cancel(self, request: Request) -> None:
-        """End what still runs of a request, with a last piece whose finish reason is "abort"."""
+        """End what still runs of a request, with a last piece whose finish reason is "abort".
+
+        Within a round, as where the garbage collector closes a stream, it ends after the round.
+        """
+        self._cancelled.append(request)
+        if not self._is_mine:
+            with self._turn():
+                pass
+
+    def _end(self, request: Request) -> None:
         for sequence in request.answers:
             receiver = self._receivers.get(sequence.request_id)
             if receiver is not None and receiver[0] is request:

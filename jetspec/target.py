@@ -9,7 +9,7 @@ import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,7 @@ class Target:
         self._layers = decoder_layers(self._decoder, self.num_layers)
         self._attention = probe_layers(model, self.num_layers)
         self.tile_sizes: tuple[int, ...] = ()
+        self._compiled_layers: list[Callable[..., Any]] = []
 
     @classmethod
     def from_model(
@@ -98,8 +99,10 @@ class Target:
         Batch, chunks and trees then change nothing in any number type, at the price of padded forwards. A check finds
         the tile sizes that give the same bits with this model, these kernels and the present number of threads. Model
         and weights are shared with this target, which stays as it is. Raises JetSpecError where the model or a kernel
-        does not keep rows apart.
+        does not keep rows apart, and for a compiled target, whose arithmetic is the compiler's.
         """
+        if self._compiled_layers:
+            raise JetSpecError("exact=True: a compiled target cannot be exact; use exact=False or compile=False")
         exact = copy.copy(self)
         cache = self.new_cache(SLOTS_NEEDED, block_size=1)
 
@@ -120,16 +123,18 @@ class Target:
         exact.tile_sizes = tuple(size for size, layer in differing.items() if layer is None)
         return exact
 
-    def compile(self, backend: str = "inductor") -> None:
-        """Compile the decoder layers with torch.compile, in place: it holds for every engine of this target.
+    def as_compiled(self, backend: str = "inductor") -> Target:
+        """This target with its decoder layers run through torch.compile; pays on accelerators.
 
         The first forwards of one row and of several wait for the compiler. Attention stays outside of what is
-        compiled. Raises JetSpecError for an exact target, whose arithmetic a compiler would change.
+        compiled. Model and weights are shared with this target, which stays as it is. Raises JetSpecError for an exact
+        target, whose arithmetic a compiler would change.
         """
         if self.tile_sizes:
             raise JetSpecError("compile=True: an exact target cannot be compiled; use exact=False or compile=False")
-        for layer in self._layers:
-            layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+        compiled = copy.copy(self)
+        compiled._compiled_layers = [torch.compile(x.forward, dynamic=True, backend=backend) for x in self._layers]
+        return compiled
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """K/V storage for this model."""
@@ -175,7 +180,7 @@ class Target:
         self, ids: Tensor, positions: Tensor, logits_rows: Tensor | None, attention: Any, watched: list[nn.Module]
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits of the chosen rows and the outputs [rows, width] of the watched modules."""
-        with captured_outputs(watched) as outputs:
+        with captured_outputs(watched) as outputs, forwards_replaced(self._layers, self._compiled_layers):
             result = self.model(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -317,6 +322,23 @@ def captured_outputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def forwards_replaced(modules: nn.ModuleList, forwards: list[Callable[..., Any]]) -> Iterator[None]:
+    """While the context is open the modules run these forwards; their own where there are none."""
+    replaced = list(zip(modules, forwards))
+    before = [vars(module).get("forward") for module, _ in replaced]
+    try:
+        for module, forward in replaced:
+            module.forward = forward
+        yield
+    finally:
+        for (module, _), own in zip(replaced, before):
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
 
 
 def load_target(

@@ -283,12 +283,53 @@ def test_a_crash_is_told_to_everyone(target: Target, head: DraftHead) -> None:
             )
             assert [type(r) for r in results] == [EngineError] * 3
             assert len(set(map(id, results))) == 3
-            assert all("no draft today" in str(r) and isinstance(r.__cause__, RuntimeError) for r in results)
+            assert all("no draft today" in str(r) and isinstance(r.__cause__, JetSpecError) for r in results)
             with pytest.raises(EngineError, match="no draft today"):
                 await llm.submit("abc", GREEDY)
         assert llm.llm.engine.blocks.num_free == 200
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit()])
+def test_whatever_ends_the_engine_is_told_to_everyone(target: Target, head: DraftHead, error: BaseException) -> None:
+    def end(*args):
+        raise error
+
+    async def main() -> None:
+        async with AsyncLLM(target, head, **SETTINGS) as llm:
+            llm.llm.engine.drafter.propose = end
+            results = await asyncio.gather(read_all(llm, ENDLESS), await_result(llm, ENDLESS), return_exceptions=True)
+            assert [type(r) for r in results] == [EngineError] * 2
+        assert llm.llm.engine.blocks.num_free == 200
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), SystemExit(3), asyncio.CancelledError()])
+def test_what_a_processor_raises_ends_its_request_alone(run: Callable, llm: LLM, error: BaseException) -> None:
+    [expected] = llm.generate("other", GREEDY)
+
+    def fail(ids, scores):
+        raise error
+
+    async def body(llm: AsyncLLM) -> None:
+        other = await llm.submit("other", GREEDY)
+        bad = await llm.submit("abc", SamplingParams(logits_processors=[fail]))
+        with pytest.raises(RequestError, match=type(error).__name__):
+            await bad.result()
+        assert (await other.result()).outputs == expected.outputs
+
+    run(body)
+
+
+@pytest.mark.parametrize("prompt", [5, True, None, b"abc", {"prompt": "abc"}, [True]])
+def test_what_is_no_prompt_is_refused(run: Callable, prompt: object) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        with pytest.raises(JetSpecError, match="text or a list of token ids"):
+            await llm.submit(prompt)
+
+    run(body)
 
 
 def test_a_loop_that_is_gone_cancels_its_requests(target: Target, head: DraftHead) -> None:

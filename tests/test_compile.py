@@ -16,7 +16,7 @@ def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
     torch._dynamo.reset()
     compiler = CompileCounter()  # runs what it is given as it is
     target = make_target(kind)
-    target.compile(backend=compiler)
+    target = target.as_compiled(backend=compiler)
     prompts, params = make_prompts(3), make_params(3, 0.0)
     truth = references(kind, prompts, params)
     engine = Engine(target, make_draft("oracle", target, prompts, truth), tree_budget=9, num_blocks=64, block_size=4)
@@ -25,6 +25,24 @@ def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
     assert compiler.op_count > 10 * compiler.frame_count, "graphs of a few operations: the layers fell apart"
 
 
-def test_exact_targets_are_not_compiled() -> None:
-    with pytest.raises(JetSpecError, match="compile"):
-        Engine(make_target("llama"), exact=True, compile=True, num_blocks=8)
+def test_exact_targets_are_not_compiled_nor_compiled_ones_exact() -> None:
+    target = make_target("llama")
+    with pytest.raises(JetSpecError, match="exact=True"):
+        Engine(target.as_compiled(backend="eager"), exact=True, num_blocks=8)
+    with pytest.raises(JetSpecError, match="compile=True"):
+        Engine(target, exact=True, compile=True, num_blocks=8)
+
+
+def test_a_compiled_target_leaves_the_one_it_was_made_of_as_it_is() -> None:
+    torch._dynamo.reset()
+    compiler = CompileCounter()
+    target = make_target("llama")
+    prompts, params = make_prompts(2), make_params(2, 0.0)
+    compiled = Engine(target.as_compiled(backend=compiler), num_blocks=64, block_size=4)
+    plain = Engine(target, num_blocks=64, block_size=4)
+    exact = Engine(target, exact=True, num_blocks=64, block_size=4)
+    before = run(plain, prompts, params)
+    run(exact, prompts, params)
+    assert compiler.frame_count == 0
+    assert run(compiled, prompts, params) == before
+    assert compiler.frame_count > 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from jetspec import LLM, SamplingParams
+from jetspec.engine import Budget, HeadDrafter, NgramDrafter
 from jetspec.errors import JetSpecError, RequestError
 from jetspec.head import DraftHead
+from jetspec.target import Target
 from tests.tiny import tiny_target, tiny_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -69,7 +73,7 @@ def test_a_failed_request_loses_nothing_of_the_others(llm: LLM) -> None:
         raise RuntimeError("boom")
 
     bad = SamplingParams(temperature=0, max_tokens=6, logits_processors=[explode])
-    with pytest.raises(RequestError, match="prompt 1: boom") as caught:
+    with pytest.raises(RequestError, match=r"prompt 1: .*explode raised RuntimeError\('boom'\)") as caught:
         llm.generate(["abc", "x"], [GREEDY, bad])
     assert caught.value.outputs[0].outputs == llm.generate("abc", GREEDY)[0].outputs
     assert caught.value.outputs[1].outputs[0].finish_reason == "error"
@@ -122,7 +126,25 @@ def test_ids_may_come_in_tensors_and_arrays(llm: LLM) -> None:
         assert all(type(token) is int for token in output.prompt_token_ids)
 
 
-@pytest.mark.parametrize("prompts", [[[1.5]], [["a"]], [1, "a"], [None], "\ud800"])
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [[1.5]],
+        [["a"]],
+        [1, "a"],
+        [None],
+        "\ud800",
+        None,
+        5,
+        b"abc",
+        [b"abc"],
+        {"prompt": "abc"},
+        [{"prompt": "abc"}],
+        [True],
+        [[1, True]],
+        {1, 2},
+    ],
+)
 def test_prompts_that_are_none_are_refused(llm: LLM, prompts) -> None:
     with pytest.raises(JetSpecError):
         llm.generate(prompts, GREEDY)
@@ -133,7 +155,97 @@ def test_params_and_conversations_are_checked(llm: LLM) -> None:
         llm.generate("a", {"temperature": 0})
     with pytest.raises(JetSpecError, match="conversation"):
         llm.chat([[]], GREEDY)
-    with pytest.raises(JetSpecError, match="tree_budget"):
-        LLM(llm.target, tree_budget=4.5)
-    with pytest.raises(JetSpecError, match="draft_method"):
-        LLM(llm.target, draft_method="magic")
+
+
+@pytest.mark.parametrize(
+    "messages", ["hi", {"role": "user", "content": "hi"}, None, [5], ["hi"], [[{"content": "hi"}]]]
+)
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: object) -> None:
+    with pytest.raises(JetSpecError, match=r"messages: .*\[\{'role': 'user'"):
+        llm.chat(messages, GREEDY)
+
+
+class Ones(Budget):
+    """Gives what it is told to."""
+
+    def __init__(self, rows: list) -> None:
+        self.result = rows
+
+    def rows(self, sequences) -> list:
+        return self.result
+
+
+def small_head(target: Target) -> DraftHead:
+    return DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=271)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda target: {"tree_budget": 4.5}, "tree_budget=4.5"),
+        (lambda target: {"tree_budget": True}, "tree_budget=True"),
+        (lambda target: {"draft_method": "magic"}, "draft_method"),
+        (lambda target: {"draft": small_head(target), "draft_method": "model"}, "draft_method"),
+        (lambda target: {"draft": small_head(target), "draft_method": "ngram"}, "draft"),
+        (lambda target: {"draft": small_head(target), "head_window": 0}, "head_window=0"),
+        (lambda target: {"draft": small_head(target), "head_window": "5"}, "head_window='5'"),
+        (lambda target: {"draft": target}, "draft_method"),
+        (lambda target: {"draft": NgramDrafter(), "draft_method": "chain"}, "draft_method"),
+        (lambda target: {"draft": NgramDrafter(), "head_window": 5}, "head_window"),
+        (lambda target: {"draft": 3}, "draft=3"),
+        (lambda target: {"dtype": "bfloat16"}, "dtype"),
+        (lambda target: {"device": "meta"}, "device"),
+        (lambda target: {"model": 3}, "model=3"),
+        (lambda target: {"seed": "x"}, "seed='x'"),
+        (lambda target: {"exact": 1}, "exact=1"),
+        (lambda target: {"compile": "yes"}, "compile='yes'"),
+        (lambda target: {"share_prefixes": None}, "share_prefixes=None"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured_are_refused(llm: LLM, make, message: str) -> None:
+    with pytest.raises(JetSpecError, match=message):
+        LLM(**{"model": llm.target, "num_blocks": 20, **make(llm.target)})
+
+
+def test_loaded_models_draft(llm: LLM) -> None:
+    small = LLM(llm.target, llm.target, draft_method="model", tree_budget=5, num_blocks=50)
+    long = SamplingParams(temperature=0, max_tokens=21, ignore_eos=True)
+    [output] = small.generate("abc", long)
+    assert output.outputs == llm.generate("abc", long)[0].outputs
+    assert output.metrics.acceptance_length == 5  # four drafted tokens and the bonus
+
+
+@pytest.mark.parametrize("make", [lambda target: HeadDrafter(small_head(target)), lambda target: NgramDrafter()])
+def test_a_drafter_belongs_to_one_engine(llm: LLM, make) -> None:
+    drafter = make(llm.target)
+    LLM(llm.target, drafter, num_blocks=20, tree_budget=4)
+    with pytest.raises(JetSpecError, match=f"{type(drafter).__name__} belongs to another engine"):
+        LLM(llm.target, drafter, num_blocks=20, tree_budget=4)
+
+
+@pytest.mark.parametrize("rows", [[], [4, 4], [0], [-1], [2.5], [True]])
+def test_budgets_that_give_no_rows_are_refused(llm: LLM, rows: list) -> None:
+    own = LLM(llm.target, small_head(llm.target), tree_budget=Ones(rows), num_blocks=20)
+    with pytest.raises(JetSpecError, match=r"tree_budget: Ones\.rows returned"):
+        own.generate("abc", GREEDY)
+    assert own.engine.blocks.num_free == 20
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=12) for i in range(8)]
+    expected = [llm.generate(f"prompt {i}", p)[0].outputs for i, p in enumerate(params)]
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(llm.generate, f"prompt {i}", p) for i, p in enumerate(params)]
+        assert [job.result(300)[0].outputs for job in jobs] == expected
+    assert not llm.engine.has_work
+
+
+def test_a_call_from_within_a_round_fails_alone(llm: LLM) -> None:
+    def call_again(ids, scores):
+        llm.generate("x", GREEDY)
+
+    bad = SamplingParams(max_tokens=6, logits_processors=[call_again])
+    with pytest.raises(RequestError, match="cannot be called from its own") as caught:
+        llm.generate(["abc", "x"], [GREEDY, bad])
+    assert caught.value.outputs[0].outputs == llm.generate("abc", GREEDY)[0].outputs
+    assert not llm.engine.has_work

@@ -21,7 +21,7 @@ from jetspec.engine.observer import Committed, Observer, Round, Step
 from jetspec.engine.part import Part, batch_of
 from jetspec.engine.scheduler import Grant, Scheduler
 from jetspec.engine.sequence import Sequence
-from jetspec.errors import JetSpecError
+from jetspec.errors import JetSpecError, is_positive_integer
 from jetspec.head import DraftHead
 from jetspec.packing import pack_linears
 from jetspec.sampling import SamplingParams, child_seed, encode_bad_words, new_grammar, process, sample, top_logprobs
@@ -64,7 +64,7 @@ class Engine:
             not run, so `observer` does not see them.
         exact: compute every row with bits that depend on its token and context alone (`Target.as_exact`), so that text
             equals plain decoding's to the last near-tie in every number type, whatever the batch and the draft.
-        compile: compile the target's layers (`Target.compile`), which pays on accelerators.
+        compile: compile the target's layers (`Target.as_compiled`), which pays on accelerators.
         seed: where the noise of requests without a seed comes from.
         tap_layers: layers whose outputs `observer` is given; by default the head's.
         want_hidden: also give `observer` the final hidden states.
@@ -99,20 +99,30 @@ class Engine:
             "max_rows": max_rows,
             "max_running": max_running,
         }.items():
-            if value is not None and not _is_positive_integer(value):
+            if value is not None and not is_positive_integer(value):
                 raise JetSpecError(f"{name}={value!r}: must be an integer of at least 1")
-        if not (tree_budget == "auto" or isinstance(tree_budget, Budget) or _is_positive_integer(tree_budget)):
-            raise JetSpecError(f'tree_budget={tree_budget!r}: must be an integer of at least 1, or "auto"')
-        pack_linears(target.model)
-        self.target = target = target.as_exact() if exact else target
-        if compile:
-            target.compile()
+        for name, flag in {"share_prefixes": share_prefixes, "exact": exact, "compile": compile}.items():
+            if not isinstance(flag, bool):
+                raise JetSpecError(f"{name}={flag!r}: must be True or False")
+        if not isinstance(seed, int):
+            raise JetSpecError(f"seed={seed!r}: must be an integer")
+        if not isinstance(draft, DraftHead | Drafter | None):
+            raise JetSpecError(f"draft={draft!r:.80}: must be a DraftHead, a Drafter, or None to decode plainly")
+        if not (isinstance(tree_budget, Budget) or tree_budget == "auto" or is_positive_integer(tree_budget)):
+            raise JetSpecError(
+                f'tree_budget={tree_budget!r:.80}: must be an integer of at least 1, "auto", or a Budget'
+            )
+        if not compile:  # a compiler would take every packed layer for a program of its own
+            pack_linears(target.model)
+        target = target.as_exact() if exact else target
+        self.target = target = target.as_compiled() if compile else target
         self.drafter: Drafter | None = HeadDrafter(draft) if isinstance(draft, DraftHead) else draft
         if num_blocks is None:
             num_blocks = _default_num_blocks(target, self.drafter, block_size, max_running)
         self.blocks = BlockManager(num_blocks, block_size)
         self.cache: KVCache = target.new_cache(num_blocks, block_size)
         if self.drafter is not None:
+            self.drafter.take()
             self.drafter.prepare(target, num_blocks, block_size)
         self.scheduler = Scheduler(
             self.blocks, max_rows=max_rows, max_running=max_running, share_prefixes=share_prefixes
@@ -216,7 +226,7 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Run one round; returns the requests that got tokens, in order of admission."""
         clock = _Clock()
-        grants = self.scheduler.schedule(self.budget.rows)
+        grants = self.scheduler.schedule(self._tree_rows)
         if not grants:
             return []
         parts, drafted, plan = self._draft(grants, clock)
@@ -246,6 +256,15 @@ class Engine:
         self._learn(parts, walks, keys, drafted, plan, clock, sum(len(o.new_token_ids) for o in outputs))
         return outputs
 
+    def _tree_rows(self, sequences: list[Sequence]) -> list[int]:
+        rows = list(self.budget.rows(sequences))
+        if len(rows) != len(sequences) or not all(map(is_positive_integer, rows)):
+            raise JetSpecError(
+                f"tree_budget: {type(self.budget).__name__}.rows returned {rows!r:.80} for {len(sequences)} sequences, "
+                "must return an integer of at least 1 for each"
+            )
+        return rows
+
     def _draft(self, grants: list[Grant], clock: _Clock) -> tuple[list[Part], list[Sequence], Plan | None]:
         """The round's parts, the sequences that were drafted for, and the plan of their trees."""
         drafting = [g for g in grants if g.sequence.is_decoding and g.rows > 1]
@@ -253,15 +272,17 @@ class Engine:
         if self.drafter is None or not drafting:
             return [Part.chain(g) for g in grants], [], None
         clock.lap("schedule")
-        forest = self.drafter.propose(sequences, [g.rows for g in drafting])
+        rows = [g.rows for g in drafting]
+        name = type(self.drafter).__name__
+        try:
+            forest = self.drafter.propose(sequences, rows)
+        except Exception as error:
+            raise JetSpecError(f"drafter {name} failed: {error!r}") from error
         fault = forest.fault(
-            [s.anchor for s in sequences],
-            [g.rows for g in drafting],
-            [s.max_depth for s in sequences],
-            self.target.num_embeddings,
+            [s.anchor for s in sequences], rows, [s.max_depth for s in sequences], self.target.num_embeddings
         )
         if fault is not None:
-            raise JetSpecError(f"drafter {type(self.drafter).__name__} proposed no valid trees: {fault}")
+            raise JetSpecError(f"drafter {name} proposed no valid trees: {fault}")
         clock.lap("draft")
         index = {s.request_id: i for i, s in enumerate(sequences)}
         others = [Part.chain(g) for g in grants if g.sequence.request_id not in index]
@@ -305,7 +326,8 @@ class Engine:
 
         try:
             walked = walk(part.tokens, part.parents, pick, stop=sequence.append)
-        except Exception as error:  # a user's processor may raise anything; the other requests run on
+        except Exception as error:  # of this request's own; the others run on
+            del sequence.logprobs[sequence.num_output :]  # of a token that was refused
             sequence.fail(error)
             return None
         if part.is_round:
@@ -428,10 +450,6 @@ class _Clock:
     def total(self) -> float:
         """Up to the last lap."""
         return self._last - self._start
-
-
-def _is_positive_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _load(drafted: list[Sequence], others: list[Part]) -> Load:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 from torch import Tensor
 
@@ -140,13 +142,16 @@ class SamplingParams:
         value = getattr(self, name)
         if value is None and optional:
             return
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        if not _is_integer(value) or value < low or (high is not None and value > high):
             raise JetSpecError(_out_of_range(name, value, "an integer", low, high, fix))
+        object.__setattr__(self, name, int(value))  # of numpy's, too
 
     def _number(self, name: str, low: float, high: float | None = None, fix: str | None = None) -> None:
         value = getattr(self, name)
         if not _is_number(value) or not math.isfinite(value) or value < low or (high is not None and value > high):
             raise JetSpecError(_out_of_range(name, value, "a number", low, high, fix))
+        if not isinstance(value, int):
+            object.__setattr__(self, name, float(value))
 
     @property
     def greedy(self) -> bool:
@@ -184,12 +189,16 @@ class SamplingParams:
                 raise JetSpecError(f"{name} holds token ids {bad}: the target's ids are 0 .. {vocab_size - 1}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_id(value: Any) -> bool:
+    return _is_integer(value) and value >= 0
 
 
 def _out_of_range(name: str, value: object, kind: str, low: float, high: float | None, fix: str | None) -> str:

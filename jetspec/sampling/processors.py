@@ -36,8 +36,8 @@ def process(
         grammar: `params.structured_outputs` after `output_ids`, from `new_grammar`.
 
     Raises:
-        JetSpecError: a user's processor returned something of another shape; the bad words' token ids or
-            the grammar are missing, or the grammar became too complex to follow.
+        JetSpecError: a user's processor raised an error or returned something of another shape; the bad words' token
+            ids or the grammar are missing, or the grammar became too complex to follow.
     """
     scores = logits.float()
     if params.has_processors:
@@ -104,9 +104,15 @@ def _run_user(
     processor: LogitsProcessor, scores: Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]
 ) -> Tensor:
     ids = torch.tensor([[*prompt_ids, *output_ids]], dtype=torch.int64, device=scores.device)
-    # A copy: many processors write to the scores they are given.
-    result = processor(ids, scores.clone().unsqueeze(0))
+    name = getattr(processor, "__qualname__", type(processor).__qualname__)
+    try:
+        # A copy: many processors write to the scores they are given.
+        result = processor(ids, scores.clone().unsqueeze(0))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit and cancellations too: they end this request, not what runs beside it
+        raise JetSpecError(f"logits_processors: {name} raised {error!r}") from error
     if not isinstance(result, Tensor) or result.shape != (1, len(scores)):
         got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise JetSpecError(f"logits_processors: {processor!r} returned {got}, must return scores (1, {len(scores)})")
+        raise JetSpecError(f"logits_processors: {name} returned {got}, must return scores (1, {len(scores)})")
     return result[0].to(scores)

@@ -41,7 +41,7 @@ class StructuredOutputsParams:
 
     def __post_init__(self) -> None:
         forms = [f.name for f in fields(self)[:5]]
-        given = [name for name in forms if getattr(self, name) not in (None, False)]
+        given = [name for name in forms if getattr(self, name) is not (False if name == "json_object" else None)]
         if len(given) != 1:
             raise JetSpecError(f"structured_outputs: give exactly one of {', '.join(forms)}, got {given or 'none'}")
         for name in ("json_object", "disable_any_whitespace"):

@@ -65,6 +65,8 @@ class Forest:
             return "a tree is deeper than its sequence's max_depth"
         if not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < num_ids:
             return f"a token lies outside of 0 .. {num_ids - 1}"
+        if not bool((self.log_probs.isfinite() & (self.log_probs <= 0)).all()):
+            return "a log probability is not a number of at most 0"
         return None
 
     def starts(self) -> Tensor:

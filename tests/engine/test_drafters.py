@@ -326,6 +326,9 @@ def drain(engine: Engine) -> None:
         ({"depths": torch.tensor([1, 2])}, "depths"),
         ({"offsets": [0, 1, 2]}, "trees"),
         ({"offsets": [0, 1]}, "trees"),
+        ({"log_probs": torch.tensor([0.0, float("nan")])}, "log prob"),
+        ({"log_probs": torch.tensor([0.0, 0.5])}, "log prob"),
+        ({"log_probs": torch.tensor([0.0, -float("inf")])}, "log prob"),
     ],
 )
 def test_trees_that_break_the_rules_are_refused(spoil: dict, message: str) -> None:

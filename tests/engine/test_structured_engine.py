@@ -184,11 +184,12 @@ def test_a_processor_that_breaks_the_grammar_harms_only_its_own_request(target: 
         return torch.zeros_like(scores).index_fill(1, torch.tensor([5]), 9.0) if ids.shape[1] > 8 else scores
 
     good = make_params(0.0)
-    bad = SamplingParams(structured_outputs=good[0].structured_outputs, temperature=0, logits_processors=[lift])
+    form = good[0].structured_outputs
+    bad = SamplingParams(structured_outputs=form, temperature=0, logits_processors=[lift], logprobs=1)
     failed, *others = finish(Engine(target, num_blocks=80), [bad, *good[1:]])
     assert failed.finish_reason == "error"
     assert "structured_outputs: token 5" in str(failed.error)
-    assert len(failed.output_ids) == 2
+    assert len(failed.output_ids) == len(failed.logprobs) == 2
     assert failed.text == '{"'
     assert results(others) == results(finish(Engine(target, num_blocks=80), good))[1:]
 

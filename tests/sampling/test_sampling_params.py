@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from jetspec.errors import JetSpecError
@@ -36,6 +37,12 @@ NAN, INF = float("nan"), float("inf")
 def test_out_of_range_is_refused(field, value):
     with pytest.raises(JetSpecError, match=rf"^{field}=.*(must|use)"):
         SamplingParams(**{field: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(n=np.int64(2), temperature=np.float32(0.5), seed=np.int32(7), stop_token_ids=[np.int64(3)])
+    assert params == SamplingParams(n=2, temperature=0.5, seed=7, stop_token_ids=[3])
+    assert (type(params.n), type(params.temperature), type(params.seed)) == (int, float, int)
 
 
 def test_greedy_answers_are_all_the_same():

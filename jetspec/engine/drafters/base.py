@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from jetspec.engine.sequence import Sequence
+from jetspec.errors import JetSpecError
 from jetspec.target import Target
 from jetspec.tree import Forest
 
@@ -38,6 +39,16 @@ class Drafter(ABC):
     tap_layers: tuple[int, ...] = ()
     #: Bytes that one token takes in storage addressed by the engine's cache slots.
     cache_bytes_per_token: int = 0
+    _taken: bool = False
+
+    def take(self) -> None:
+        """Mark the drafter as some engine's own. JetSpecError if it is one's already: it knows that one's sequences."""
+        if self._taken:
+            raise JetSpecError(
+                f"draft: this {type(self).__name__} belongs to another engine; make a new one (its head or model may "
+                "be shared)"
+            )
+        self._taken = True
 
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
         """Called once, by the engine the drafter is given to, before anything else.
@@ -52,4 +63,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
-        """One tree a sequence, rooted at its newest token, of at most `budgets` rows and `max_depth` levels."""
+        """One tree a sequence, rooted at its newest token, of at most `budgets` rows and `max_depth` levels.
+
+        An exception, and trees of another kind, end the engine's round with a JetSpecError that names the drafter.
+        """
