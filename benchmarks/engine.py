@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jetspec import LLM, SamplingParams
-from jetspec.attention import RowBatch, Segment
+from jetspec.attention import RowBatch
 from jetspec.cli.common import encode_prompts, read_prompts
 from jetspec.engine import Observer, Step
 from jetspec.head import DraftHead, load_head
@@ -161,9 +161,7 @@ def row_passes(target: Target, repeats: int) -> dict[int, float]:
     cache = target.new_cache(CONTEXT + max(ROWS), 1)
 
     def forward(first: int, n: int) -> None:
-        segment = Segment(0, n, first, torch.arange(first + n))
-        batch = RowBatch(torch.arange(n), torch.arange(first, first + n), torch.arange(-1, n - 1), [segment])
-        target.forward(batch, cache)
+        target.forward(RowBatch.chains([torch.arange(n)], [torch.arange(first + n)]), cache)
 
     forward(0, CONTEXT)
     times: dict[int, list[float]] = {n: [] for n in ROWS}

@@ -94,8 +94,7 @@ def first_differences(
     generator = torch.Generator().manual_seed(0)
     n = min(CHECKED_TOKENS, max_context)
     tokens = torch.randint(num_ids, (n,), generator=generator)
-    chain = RowBatch(tokens, torch.arange(n), torch.arange(-1, n - 1), [Segment(0, n, 0, torch.arange(n))])
-    expected = score(chain, base)
+    expected = score(RowBatch.chains([tokens], [torch.arange(n)]), base)
     differing: dict[int, int | None] = {}
     for size in TILE_SIZES:
         positions = torch.linspace(0, n - 1, size).long()[torch.randperm(size, generator=generator)]

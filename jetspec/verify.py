@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jetspec.attention import RowBatch, Segment
+from jetspec.attention import RowBatch
 from jetspec.errors import JetSpecError
 from jetspec.llm import LLM, RequestOutput
 from jetspec.sampling import SamplingParams
@@ -193,18 +193,10 @@ def next_logits(target: Target, contexts: Sequence[list[int]]) -> Tensor:
 
 @torch.inference_mode()
 def _chain_logits(target: Target, contexts: Sequence[list[int]]) -> Tensor:
-    ends = torch.tensor([len(c) for c in contexts]).cumsum(0).tolist()
-    segments = [
-        Segment(end - len(c), end, 0, torch.arange(end - len(c), end)) for c, end in zip(contexts, ends, strict=True)
-    ]
-    batch = RowBatch(
-        token_ids=torch.tensor([t for c in contexts for t in c]),
-        positions=torch.cat([torch.arange(len(c)) for c in contexts]),
-        parents=torch.cat([torch.arange(-1, len(c) - 1) for c in contexts]),
-        segments=segments,
-    ).to(target.device)
-    cache = target.new_cache(num_blocks=ends[-1], block_size=1)
-    last = torch.tensor(ends, device=target.device) - 1
+    lengths = [len(c) for c in contexts]
+    batch = RowBatch.chains(contexts, torch.arange(sum(lengths)).split(lengths))
+    cache = target.new_cache(num_blocks=len(batch), block_size=1)
+    last = torch.tensor(lengths).cumsum(0) - 1
     return target.forward(batch, cache, last).logits.double().cpu()
 
 

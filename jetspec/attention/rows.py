@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -53,6 +55,22 @@ class RowBatch:
     parents: Tensor
     segments: list[Segment]
     _cache: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def chains(cls, tokens: Sequence[Sequence[int] | Tensor], slots: Sequence[Tensor]) -> RowBatch:
+        """The new tokens of each sequence, one after another, behind what it has committed.
+
+        tokens[s] are n new ones; slots[s] [context_len + n] are as in `Segment` and so tell how many were committed.
+        """
+        ends = list(accumulate(map(len, tokens)))
+        starts = [0, *ends[:-1]]
+        counts = [len(own) - len(new) for own, new in zip(slots, tokens, strict=True)]
+        return cls(
+            token_ids=torch.cat([torch.as_tensor(new) for new in tokens]),
+            positions=torch.cat([torch.arange(count, len(own)) for count, own in zip(counts, slots)]),
+            parents=torch.cat([torch.arange(-1, len(new) - 1) for new in tokens]),
+            segments=[Segment(*segment) for segment in zip(starts, ends, counts, slots)],
+        )
 
     def __post_init__(self) -> None:
         self.parents = self.parents.cpu()

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from jetspec.attention import KVCache, RowBatch, Segment
+from jetspec.attention import KVCache, RowBatch
 from jetspec.target import Target
 
 #: Rows whose forwards are timed at the start, as far as memory, context and MEASURE_SECONDS allow.
@@ -109,13 +109,9 @@ def measure(target: Target, cache: KVCache, max_rows: int, taps: Seq[int] = ()) 
 
 
 def _forward_seconds(target: Target, cache: KVCache, context: int, rows: int, taps: Seq[int]) -> float:
-    batch = RowBatch(
-        # Different tokens, so that a mixture of experts spreads them as text does.
-        token_ids=torch.arange(rows) % target.num_embeddings,
-        positions=torch.arange(context, context + rows),
-        parents=torch.arange(-1, rows - 1),
-        segments=[Segment(0, rows, context, torch.arange(context + rows))],
-    ).to(target.device)
+    # Different tokens, so that a mixture of experts spreads them as text does.
+    tokens = torch.arange(rows) % target.num_embeddings
+    batch = RowBatch.chains([tokens], [torch.arange(context + rows)]).to(target.device)
     start = time.perf_counter()
     logits = target.forward(batch, cache, taps=taps).logits
     logits[-1, -1].item()  # waits for an accelerator

@@ -63,7 +63,8 @@ class Engine:
         share_prefixes: start requests behind a prefix that other requests left in the cache. Rows of such a prefix do
             not run, so `observer` does not see them.
         exact: compute every row with bits that depend on its token and context alone (`Target.as_exact`), so that text
-            equals plain decoding's to the last near-tie in every number type, whatever the batch and the draft.
+            equals that of plain decoding in this mode to the last near-tie in every number type, whatever the batch and
+            the draft.
         compile: compile the target's layers (`Target.as_compiled`), which pays on accelerators.
         seed: where the noise of requests without a seed comes from.
         tap_layers: layers whose outputs `observer` is given; by default the head's.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jetspec.attention import RowBatch, Segment
+from jetspec.attention import RowBatch
 from jetspec.errors import JetSpecError
 from jetspec.target import Target
 
@@ -97,9 +97,7 @@ def _check_output_layer(layer: OutputLayer, target: Target) -> None:
     """Compare with the model's own logits: scales and other steps between hidden state and logits exist."""
     ids = torch.arange(min(8, target.vocab_size))
     n = len(ids)
-    segment = Segment(0, n, 0, torch.arange(n))
-    batch = RowBatch(token_ids=ids, positions=torch.arange(n), parents=torch.arange(n) - 1, segments=[segment])
-    out = target.forward(batch.to(target.device), target.new_cache(1, n), None, final_hidden=True)
+    out = target.forward(RowBatch.chains([ids], [torch.arange(n)]), target.new_cache(1, n), None, final_hidden=True)
     assert out.hidden is not None
     ours, theirs = layer.cap_(layer.logits(out.hidden.float())), out.logits.float()
     if (ours - theirs).abs().max() > 0.03 * theirs.abs().max().clamp(min=1.0):

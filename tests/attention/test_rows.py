@@ -6,6 +6,8 @@ import random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jetspec.attention.rows import RowBatch, Segment, slot_index, visibility
 from jetspec.errors import JetSpecError
@@ -115,3 +117,20 @@ def test_rows_that_do_not_fit_together_are_refused(parents, segments, message):
 def test_ids_must_be_int64():
     with pytest.raises(JetSpecError, match="token_ids"):
         RowBatch(rows(1).int(), rows(1), torch.tensor([-1]), [Segment(0, 1, 0, rows(1))])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=4))
+def test_chains_are_rows_behind_what_is_committed(shapes: list[tuple[int, int]]) -> None:
+    tokens = [[10 * s + i for i in range(n)] for s, (_, n) in enumerate(shapes)]
+    slots = [torch.arange(context + n) + 100 * s for s, (context, n) in enumerate(shapes)]
+    batch = RowBatch.chains(tokens, slots)
+    row = 0
+    for (context, n), new, own, segment in zip(shapes, tokens, slots, batch.segments, strict=True):
+        rows = slice(row, row + n)
+        assert batch.token_ids[rows].tolist() == new
+        assert batch.positions[rows].tolist() == list(range(context, context + n))
+        assert batch.parents[rows].tolist() == list(range(-1, n - 1))
+        assert (segment.start, segment.stop, segment.context_len) == (row, row + n, context)
+        assert torch.equal(segment.slots, own)
+        row += n
+    assert len(batch) == row

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from jetspec.attention import KVCache, RowBatch, Segment
+from jetspec.attention import KVCache, RowBatch
 from jetspec.engine.drafters.base import CommittedRows, Drafter
 from jetspec.engine.drafters.head import tempered
 from jetspec.engine.sequence import Sequence
@@ -65,7 +65,7 @@ class ModelDrafter(Drafter):
             spans = [
                 (sequences[i], sequences[i].num_cached + step, sequences[i].num_cached + step + 1) for i in growing
             ]
-            logits = self._forward(spans, torch.arange(len(spans)), [paths[i].spine[-1] for i in growing])
+            logits = self._forward(spans, torch.arange(len(spans)), [paths[i].spine[-1:] for i in growing])
             logits = tempered(logits[:, : self._vocab_size].float(), [sequences[i] for i in growing])
             log_probs, ids = top_candidates(logits, min(max(budgets), logits.shape[-1]))
             for i, row_log_probs, row_ids in zip(growing, log_probs.tolist(), ids.tolist(), strict=True):
@@ -73,23 +73,13 @@ class ModelDrafter(Drafter):
         return forest_of([path.best(budget) for path, budget in zip(paths, budgets, strict=True)])
 
     def _forward(
-        self, spans: list[tuple[Sequence, int, int]], logits_rows: torch.Tensor, tokens: Seq[int] | None = None
+        self, spans: list[tuple[Sequence, int, int]], logits_rows: torch.Tensor, tokens: Seq[Seq[int]] | None = None
     ) -> torch.Tensor:
         """Run the model over positions `start .. stop - 1` of each span, by default with the sequence's own tokens."""
-        segments: list[Segment] = []
-        row = 0
-        for sequence, start, stop in spans:
-            segments.append(Segment(row, row + stop - start, start, sequence.table.slots(0, stop)))
-            row += stop - start
         if tokens is None:
-            tokens = [t for sequence, start, stop in spans for t in sequence.token_ids[start:stop]]
-        batch = RowBatch(
-            token_ids=torch.tensor(tokens),
-            positions=torch.cat([torch.arange(start, stop) for _, start, stop in spans]),
-            parents=torch.cat([torch.arange(-1, stop - start - 1) for _, start, stop in spans]),
-            segments=segments,
-        )
-        return self.model.forward(batch.to(self.model.device), self._cache, logits_rows).logits
+            tokens = [sequence.token_ids[start:stop] for sequence, start, stop in spans]
+        batch = RowBatch.chains(tokens, [sequence.table.slots(0, stop) for sequence, _, stop in spans])
+        return self.model.forward(batch, self._cache, logits_rows).logits
 
 
 class _Path:
