@@ -228,6 +228,10 @@ class Target:
         """hidden [.., hidden_size] -> logits [.., vocab_size]: the plain output projection, no cap or scale."""
         return self._lm_head(hidden)
 
+    def lm_head_rows(self, ids: Tensor) -> Tensor:
+        """ids [..] -> [.., hidden_size]: what `lm_head` multiplies a hidden state with for these tokens' logits."""
+        return self._lm_head.weight[ids]
+
     def validate_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
         """The taps as a tuple. Raises JetSpecError unless they are distinct layers of this model."""
         taps = tuple(int(layer) for layer in taps)

@@ -3,5 +3,6 @@
 from jetspec.head.checkpoint import load_head, save_head, shipped_heads
 from jetspec.head.config import HeadConfig
 from jetspec.head.model import DraftHead
+from jetspec.head.transition import Transition
 
-__all__ = ["DraftHead", "HeadConfig", "load_head", "save_head", "shipped_heads"]
+__all__ = ["DraftHead", "HeadConfig", "Transition", "load_head", "save_head", "shipped_heads"]

@@ -29,6 +29,8 @@ class HeadConfig:
     target, in the order in which their outputs are concatenated. `shifted=False`: block position d predicts the
     token d places after the anchor; `shifted=True`: it predicts the token d + 1 places after the anchor.
     `rope_parameters` always holds `rope_type` and `rope_theta`. `windows[i]` is layer i's sliding window, or None.
+    `transition_size` is the width of the state that conditions a draft on its path; 0: no `Transition`, as in published
+    heads.
 
     Raises JetSpecError, naming the field, where a value is out of range or two fields disagree.
     """
@@ -52,6 +54,7 @@ class HeadConfig:
     attention_bias: bool = False
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+    transition_size: int = 0
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -60,6 +63,7 @@ class HeadConfig:
             _require_bool(name, getattr(self, name))
         _require_int("block_size", self.block_size, at_least=2)
         _require_int("dflash_config.mask_token_id", self.mask_token_id, at_least=0)
+        _require_int("dflash_config.transition_size", self.transition_size, at_least=0)
         _require_number("rms_norm_eps", self.rms_norm_eps)
         if self.num_attention_heads % self.num_key_value_heads:
             raise JetSpecError(
@@ -126,6 +130,7 @@ class HeadConfig:
             causal=_read_causal(data, causal),
             shifted=_optional(data, False, "dflash_config.shifted"),
             attention_bias=_optional(data, False, "attention_bias"),
+            transition_size=_optional(data, 0, "dflash_config.transition_size"),
             **_read_windows(data, plain["num_hidden_layers"]),
         )
 
@@ -154,6 +159,7 @@ class HeadConfig:
                 "causal_head": self.causal,
                 "causal": self.causal,
                 "shifted": self.shifted,
+                **({"transition_size": self.transition_size} if self.transition_size else {}),
             },
         }
 

@@ -24,6 +24,7 @@ def head_for_target(
     target_layer_ids: Sequence[int] | None = None,
     causal: bool = True,
     shifted: bool = False,
+    transition_size: int = 0,
     init: Literal["random", "target"] = "random",
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -45,6 +46,7 @@ def head_for_target(
         target_layer_ids=_taps(target, num_taps, target_layer_ids),
         causal=causal,
         shifted=shifted,
+        transition_size=transition_size,
     )
     config.validate_for(target)
     with torch.device("meta"):
@@ -98,6 +100,8 @@ def _init_random(head: DraftHead, seed: int) -> None:
                 module.bias.zero_()
         elif isinstance(module, nn.RMSNorm):
             module.weight.fill_(1.0)
+    if head.transition is not None:
+        head.transition.initialize(generator)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from jetspec.errors import JetSpecError
 from jetspec.head.config import HeadConfig
 from jetspec.head.layers import HeadLayer, Rotary
 from jetspec.head.masks import block_mask, context_mask
+from jetspec.head.transition import Transition
 
 if TYPE_CHECKING:
     from jetspec.target import Target
@@ -38,6 +39,7 @@ class DraftHead(nn.Module):
         layers = nn.ModuleList(HeadLayer(config) for _ in range(config.num_hidden_layers))
         self.layers = cast("list[HeadLayer]", layers)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.transition = Transition(config) if config.transition_size else None
         self.rotary = Rotary(config)
 
     @classmethod

@@ -45,6 +45,9 @@ class GradientStep:
         context = self.head.context(captured.taps.to(device, self.head.dtype))
         embeds = self.target.embed(blocks.input_ids).to(self.head.dtype)
         hidden = self.head.forward_train(context, embeds, blocks.anchors.to(device))[:, 1:]
+        if self.head.transition is not None:
+            shift, _ = self.head.transition(self.target.embed(captured.token_ids[blocks.teacher_rows]))
+            hidden = hidden + shift.to(hidden.dtype)
         carrying = (blocks.weights > 0).to(device)
         weights = (blocks.weights[blocks.weights > 0] / total).to(device)
         loss = weighted_kl(layer, hidden[carrying], teacher, rows.to(device), weights)

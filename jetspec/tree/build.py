@@ -11,9 +11,10 @@ from jetspec.errors import JetSpecError
 from jetspec.tree.forest import Forest
 from jetspec.tree.order import first_by_value, topk_lowest_id
 
-Expand = Callable[[int, Tensor], tuple[Tensor, Tensor]]
-"""(depth, frontier tokens [S, W]) -> log probabilities and ids of each frontier node's children, most probable first,
-each [S, W, K], or [S, 1, K] where all nodes of a depth share one list."""
+Expand = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(depth, frontier tokens [S, W], their parents [S, W]) -> log probabilities and ids of each frontier node's children,
+most probable first, each [S, W, K], or [S, 1, K] where all nodes of a depth share one list. Parents are places in the
+frontier before, so that a caller can carry a state along the paths; the first frontier is the root alone."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def build_forest(
     See `grow_trees` for the nodes chosen and the errors raised.
     """
 
-    def expand(depth: int, _tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def expand(depth: int, _tokens: Tensor, _parents: Tensor) -> tuple[Tensor, Tensor]:
         return log_probs[:, depth - 1, None], candidates[:, depth - 1, None]
 
     return grow_trees(anchors, expand, log_probs.shape[1], budgets, max_depths)
@@ -77,7 +78,7 @@ def grow_trees(
     levels = [level]
     allowed = torch.tensor(limits, device=device)
     for d in range(1, deepest + 1):
-        level = _next_level(level, *expand(d, level.tokens), width, allowed >= d)
+        level = _next_level(level, *expand(d, level.tokens, level.parents), width, allowed >= d)
         levels.append(level)
     return _select(levels, torch.tensor(list(budgets), device=device), width)
 

@@ -16,6 +16,7 @@ from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.tree import Forest
 from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
+from tests.head.test_transition import conditioned_head
 from tests.tiny import TINY_MODELS, VOCAB_SIZE, tiny_target
 
 POOL = {"num_blocks": 64, "block_size": 4}
@@ -30,6 +31,10 @@ def make_drafter(name: str, target: Target) -> Drafter:
         return NgramDrafter(min_ngram=1, max_ngram=3)
     if name == "chain":
         return HeadDrafter(random_head(target), chain=True)
+    if name == "transition":
+        return HeadDrafter(conditioned_head(target))
+    if name == "chain of paths":
+        return HeadDrafter(conditioned_head(target), chain=True)
     if name == "window":
         return HeadDrafter(random_head(target), window=4)
     if name == "own model":
@@ -39,7 +44,9 @@ def make_drafter(name: str, target: Target) -> Drafter:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("max_rows", "num_blocks"), [(64, 64), (7, 23)])
-@pytest.mark.parametrize("name", ["ngram", "chain", "window", "small model", "own model"])
+@pytest.mark.parametrize(
+    "name", ["ngram", "chain", "transition", "chain of paths", "window", "small model", "own model"]
+)
 def test_no_drafter_changes_a_token(name: str, max_rows: int, num_blocks: int, temperature: float) -> None:
     target = make_target("llama")
     prompts, params = make_prompts(5), make_params(5, temperature)

@@ -110,7 +110,7 @@ def test_nan_and_gaining_candidates_are_harmless():
 def test_children_can_depend_on_the_parent_token():
     """Token t has the children 10 t + 1 and 10 t + 2, the first one likelier the larger t is."""
 
-    def expand(depth, tokens):
+    def expand(depth, tokens, parents):
         first = tokens / (tokens + 1)
         return torch.stack([first, 1 - first], dim=-1).log(), torch.stack([10 * tokens + 1, 10 * tokens + 2], dim=-1)
 
@@ -119,6 +119,26 @@ def test_children_can_depend_on_the_parent_token():
     assert forest.parents[forest.rows(1)].tolist() == [-1, 0, 0, 1]
     assert forest.tokens[forest.rows(0)].tolist() == [1, 11, 12, 121]
     assert forest.parents[forest.rows(0)].tolist() == [-1, 0, 0, 2]
+
+
+def test_children_can_depend_on_the_whole_path():
+    """A node's children are its path, read as a number, times ten, plus 1 and 2; a state is carried from the root."""
+    states = torch.zeros(1, 1, dtype=torch.int64)
+
+    def expand(depth, tokens, parents):
+        nonlocal states
+        states = 10 * states.gather(1, parents) + tokens % 10
+        ids = 10 * states.unsqueeze(-1) + torch.tensor([1, 2])
+        return torch.tensor([0.6, 0.4]).log().expand(ids.shape), ids
+
+    forest = grow_trees(torch.tensor([3]), expand, 4, [12])
+    tokens, parents = forest.tokens.tolist(), forest.parents.tolist()
+    paths = [3]
+    for token, parent in zip(tokens[1:], parents[1:]):
+        assert token // 10 == paths[parent]
+        paths.append(10 * paths[parent] + token % 10)
+    assert len(set(paths)) == 12
+    assert max(forest.depths) == 4
 
 
 @pytest.mark.parametrize(

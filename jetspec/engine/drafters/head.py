@@ -8,12 +8,13 @@ import torch
 
 from jetspec.attention import KVCache
 from jetspec.engine.drafters.base import CommittedRows, Drafter
+from jetspec.engine.drafters.paths import PathChildren
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.packing import pack_linears
 from jetspec.target import Target
-from jetspec.tree import Forest, build_forest, top_candidates
+from jetspec.tree import Forest, build_forest, grow_trees, top_candidates
 
 #: Committed rows that wait for the next draft at most; bounds the memory of their hidden states.
 MAX_PENDING_ROWS = 512
@@ -75,10 +76,15 @@ class HeadDrafter(Drafter):
         positions = starts[:, None] + torch.arange(config.block_size, device=target.device)
         slots = [s.table.slots(self._first_seen(s), s.num_cached).to(target.device) for s in sequences]
         hidden = self.head.forward_blocks(target.embed(block), positions, slots, self._cache)
-        logits = target.lm_head(hidden[:, :-1] if config.shifted else hidden[:, 1:])
-        logits = tempered(logits.float(), sequences)
-        log_probs, candidates = top_candidates(logits, 1 if self.chain else min(max(budgets), logits.shape[-1]))
-        return build_forest(anchors, log_probs, candidates, list(budgets), max_depths=[s.max_depth for s in sequences])
+        hidden = hidden[:, :-1] if config.shifted else hidden[:, 1:]
+        logits = tempered(target.lm_head(hidden).float(), sequences)
+        limits = [s.max_depth for s in sequences]
+        if self.head.transition is not None:
+            scale = 1 / temperatures(sequences).to(target.device)
+            children = PathChildren(self.head.transition, target, logits, scale, 1 if self.chain else None)
+            return grow_trees(anchors, children, logits.shape[1], list(budgets), limits)
+        log_probs, candidates = top_candidates(logits, 1 if self.chain else max(budgets))
+        return build_forest(anchors, log_probs, candidates, list(budgets), limits)
 
     def _first_seen(self, sequence: Sequence) -> int:
         return 0 if self.window is None else max(0, sequence.num_cached - self.window)
@@ -95,9 +101,13 @@ def last_of_each(values: torch.Tensor) -> torch.Tensor:
 
 def tempered(logits: torch.Tensor, sequences: Seq[Sequence]) -> torch.Tensor:
     """Logits [S, .., V] at the temperature each sequence is sampled at; the likely paths are those of the target's
-    tempered distribution. Greedy ones keep theirs: their distribution has but one token."""
-    temperatures = [1.0 if s.params.greedy else s.params.temperature for s in sequences]
-    if all(t == 1 for t in temperatures):
+    tempered distribution."""
+    scale = temperatures(sequences)
+    if bool((scale == 1).all()):
         return logits
-    scale = torch.tensor(temperatures, device=logits.device)
-    return logits / scale.view(-1, *[1] * (logits.dim() - 1))
+    return logits / scale.to(logits.device).view(-1, *[1] * (logits.dim() - 1))
+
+
+def temperatures(sequences: Seq[Sequence]) -> torch.Tensor:
+    """[S]: what a draft's logits are divided by. Greedy ones keep theirs: their distribution has but one token."""
+    return torch.tensor([1.0 if s.params.greedy else s.params.temperature for s in sequences])
