@@ -88,6 +88,6 @@ def _measured(config: TrainConfig, progress: Progress, exported_step: int) -> st
     table = "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---:"] * len(header), *rows])
     return f"""{config.eval_prompts} held-out prompts, answered greedily with up to {config.eval_max_tokens} tokens,
 once a budget (rows of a verify forward, root included). Acceptance length is the mean number of tokens that a verify
-forward commits, bonus included; the other columns are the share of verify forwards that accepted so many drafted tokens.
+forward commits, bonus included; the other columns are the share of verify forwards that accepted so many drafts.
 
 {table}"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,23 +35,25 @@ SMALL = {"max_steps": 4, "eval_every": 4, "log_every": 1, "export": "last", "max
 
 def settings(folder: Path, prompts_file: Path, name: str, changes: dict) -> dict:
     base = {"target": "tiny", "prompts": str(prompts_file), "output": str(folder / name), "dtype": "float32"}
-    shape = {"num_layers": 2, "block_size": 4, "num_taps": 2, "max_tokens": 24, "learning_rate": 3e-3}
+    shape = {"num_layers": 2, "block_size": 4, "num_taps": 2, "max_tokens": 16, "learning_rate": 3e-3}
     size = {"blocks_per_step": 24, "blocks_per_sequence": 8, "eval_prompts": 3, "eval_max_tokens": 12}
     return {**base, **shape, **size, "eval_budgets": [4, 8], **SMALL, **changes}
 
 
 @pytest.fixture(scope="module")
 def runs(target: Target, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs: those of two processes, and the same by one."""
+    """The folder of all runs: those of one process, and the same by two. All but `ddp` take over a capture."""
     folder = tmp_path_factory.mktemp("runs")
+    train(TrainConfig(**settings(folder, prompts_file, "one", {})), target=target)
+    for name in {"one-idle", *RUNS} - {"ddp"}:
+        shutil.copytree(folder / "one" / "capture", folder / name / "capture")
+    train(TrainConfig(**settings(folder, prompts_file, "one-idle", ONE_SEQUENCE)), target=target)
     work = [(scenario, settings(folder, prompts_file, name, changes)) for name, (scenario, changes) in RUNS.items()]
     (folder / "work.json").write_text(json.dumps(work))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*launch, "-m", "tests.train.workers", folder / "work.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    for name, changes in {"one": {}, "one-idle": ONE_SEQUENCE}.items():
-        train(TrainConfig(**settings(folder, prompts_file, name, changes)), target=target)
     return folder
 
 
