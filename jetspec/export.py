@@ -11,8 +11,7 @@ import torch
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, save_head
 
-#: What `jetspec train` writes beside the weights.
-CARD, TRAIN_CONFIG = "README.md", "train_config.json"
+CARD = "README.md"
 #: Modules with weights in the published format; vLLM refuses a checkpoint with others.
 PUBLISHED = ("fc", "hidden_norm", "layers", "norm")
 
@@ -24,16 +23,15 @@ def export_directory(
     source: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> list[Path]:
-    """Write the head, and the model card and training configuration that lie in ``source``, where they do.
+    """Write the head, and the model card that lies in ``source``, where one does.
 
     ``dtype=None`` keeps the head's own. Returns the files.
     """
     folder = Path(directory)
     save_head(head, folder, dtype=dtype)
-    for name in (CARD, TRAIN_CONFIG):
-        if source is not None and (Path(source) / name).is_file():
-            (folder / name).write_bytes((Path(source) / name).read_bytes())
-    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    if source is not None and (card := Path(source) / CARD).is_file():
+        (folder / CARD).write_bytes(card.read_bytes())
+    return sorted(path for path in folder.iterdir() if path.is_file())
 
 
 def check_for_vllm(head: DraftHead) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from jetspec.head import HeadConfig
@@ -66,9 +67,7 @@ gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} bl
 {progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial weights: {start}. Last loss
 {progress.last_loss:.3f}.{precision}
 
-    {config.command()}
-
-`train_config.json` holds the whole configuration: `jetspec train --config train_config.json --output DIR`.
+    {dataclasses.replace(config, prompts=source, output="DIR").command()}
 
 ## Measured
 

@@ -50,7 +50,7 @@ class Display:
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def captured(self, done: int, total: int) -> None:
         self._advance("capturing answers", done, total, "")

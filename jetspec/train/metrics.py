@@ -46,18 +46,16 @@ def check_tracker(name: str | None) -> None:
 
 
 def open_tracker(name: str | None, folder: Path, config: dict[str, Any], *, run_id: str, first_step: int) -> Any:
-    """The tracker, told the configuration, or None; a run that goes on from ``first_step`` continues its curves."""
+    """The tracker, or None; a run that goes on from ``first_step`` continues its curves."""
     if name is None:
         return None
     from accelerate.tracking import TensorBoardTracker, WandBTracker
 
     if name == "tensorboard":
         tracker: Any = TensorBoardTracker("tensorboard", folder, purge_step=first_step)
-        config = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in config.items()}
     else:
-        tracker = WandBTracker("jetspec", id=run_id, resume="allow", dir=str(folder))
+        tracker = WandBTracker("jetspec", id=run_id, resume="allow", dir=str(folder), config=config)
     tracker.start()
-    tracker.store_init_configuration(config)
     return tracker
 
 

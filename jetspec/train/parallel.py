@@ -99,4 +99,4 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
     if not isinstance(other, DTensor) or tensor.shape != other.shape:
         return tensor
     tensor = tensor.to(other.device)
-    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
+    return distribute_tensor(tensor, other.device_mesh, other.placements)

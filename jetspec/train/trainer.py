@@ -106,6 +106,8 @@ class Trainer:
 
     def run(self, watch: Watcher | None = None) -> None:
         """Train to the last step, or until a signal or ``max_minutes`` ends it. Then the run is checkpointed."""
+        if self.finished:
+            return
         config, progress = self.config, self.progress
         log = self._open_log() if self.processes.is_main else None
         started = last_saved = time.monotonic()
@@ -113,7 +115,7 @@ class Trainer:
         self.parallel.head.train()
         try:
             with StopSignals() as signals:
-                stop = self.finished
+                stop = False
                 while not stop:
                     info = self._step()
                     if self._measures_now():

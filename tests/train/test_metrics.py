@@ -56,9 +56,7 @@ def test_a_run_that_goes_on_continues_its_wandb_run(
     started: list[dict[str, Any]] = []
     logged: list[tuple[int, dict]] = []
     run = SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: None)
-    fake = SimpleNamespace(
-        init=lambda **options: started.append(options) or run, config=SimpleNamespace(update=lambda *_, **__: None)
-    )
+    fake = SimpleNamespace(init=lambda **options: started.append(options) or run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr("jetspec.train.run.check_tracker", lambda name: None)
     assert not train(make_config(log_with="wandb", max_minutes=1e-9, **SMALL), target=target).finished
@@ -68,6 +66,7 @@ def test_a_run_that_goes_on_continues_its_wandb_run(
     first, second = started
     assert first["id"] == second["id"]
     assert second["resume"] == "allow"
+    assert second["config"]["block_size"] == 4
 
 
 def test_a_missing_tracker_is_named(target: Target, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
