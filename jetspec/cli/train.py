@@ -37,6 +37,7 @@ def train(context: typer.Context, **options: Any) -> None:
     from jetspec.train.run import train as run
 
     file = options["config"]
+    # Sources are compared by name: some releases of typer bring their own click.
     given = {
         name: value.value if isinstance(value, Enum) else value
         for name, value in options.items()

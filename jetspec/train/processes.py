@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from jetspec.errors import JetSpecError
 from jetspec.target import resolve_device
+
+#: How long processes wait for each other: one may have to download the target first.
+TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Processes:
             raise JetSpecError("accelerate launch: use neither FSDP nor DeepSpeed there; give jetspec --fsdp")
         if parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no") != "no":
             raise JetSpecError("accelerate launch: use --mixed_precision no there; give jetspec --precision bfloat16")
-        state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
+        cpu = device == "cpu" or not torch.cuda.is_available()
+        state = PartialState(cpu=cpu, timeout=TIMEOUT)
         if state.num_processes == 1:
             return cls(device=resolve_device(device))
         if device not in ("auto", "cpu", "cuda"):

@@ -8,14 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from jetspec.errors import JetSpecError
 from jetspec.head import load_head
 from jetspec.target import Target
 from jetspec.train import TrainConfig, train
+from jetspec.train.capture import CaptureSettings, capture
+from jetspec.train.processes import Processes
+from jetspec.train.prompts import Prompt
 
 MakeConfig = Callable[..., TrainConfig]
 ROOT = Path(__file__).parents[2]
@@ -108,3 +113,39 @@ def test_a_run_goes_on_with_another_number_of_processes(runs: Path, target: Targ
     result = train(TrainConfig(**settings(runs, prompts_file, "fsdp-killed", changes)), target=target)
     assert (result.steps, result.finished) == (4, True)
     assert_same(runs / "fsdp-killed", runs / "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("ACCELERATE_USE_FSDP", "true", "give jetspec --fsdp"),
+        ("ACCELERATE_USE_DEEPSPEED", "true", "give jetspec --fsdp"),
+        ("ACCELERATE_MIXED_PRECISION", "bf16", "give jetspec --precision bfloat16"),
+    ],
+)
+def test_settings_of_the_launcher_are_not_ignored(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, fix: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(JetSpecError, match=fix):
+        Processes.start("cpu")
+
+
+def test_what_training_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(JetSpecError, match=r"pip install 'jetspec\[train\]'"):
+        Processes.start("cpu")
+
+
+def test_several_processes_choose_their_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=2))
+    with pytest.raises(JetSpecError, match="device='cuda:1': several processes share out the devices"):
+        Processes.start("cuda:1")
+
+
+def test_a_folder_that_is_not_shared_is_refused(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Processes, "wait", lambda self: None)
+    with pytest.raises(JetSpecError, match="must be on a file system that all processes share"):
+        capture(target, [Prompt((1, 2))], tmp_path / "own", CaptureSettings(tap_layers=(1,)), processes=Processes(1, 2))
