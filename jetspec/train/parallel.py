@@ -2,7 +2,7 @@
 
 Each process adds up the gradient of its own sequences, which may be many or none, and one reduction ends the step. So
 processes need not take turns: what DistributedDataParallel's hooks do in every backward pass happens here once. With
-``fsdp``, parameters, gradients' sums and optimizer state live in shards, and each step gathers the parameters once.
+``fsdp``, parameters, summed gradients and optimizer state live in shards, and each step gathers the parameters once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from jetspec.head import DraftHead
@@ -28,8 +29,8 @@ class ParallelHead:
         if self.sharded:
             from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-            self.head.to(processes.device)
-            fully_shard(self.head, reshard_after_forward=False)
+            mesh = init_device_mesh(processes.device.type, (processes.count,))
+            fully_shard(self.head, mesh=mesh, reshard_after_forward=False)
             # FSDP reduces gradients after a backward pass through a forward method that it knows; this is the one.
             self.head.all_parameters = _all_parameters.__get__(self.head)
             register_fsdp_forward_method(self.head, "all_parameters")

@@ -174,7 +174,6 @@ class Trainer:
         speed = blocks / (time.perf_counter() - started)
         progress.step += 1
         progress.last_loss = loss
-        progress.window.append(loss)
         return StepInfo(progress.step, self.num_steps, epoch, loss, rate, norm, int(blocks), speed)
 
     def _measures_now(self) -> bool:
@@ -208,6 +207,7 @@ class Trainer:
 
     def _log(self, log: MetricsFile, info: StepInfo) -> None:
         window = self.progress.window
+        window.append(info.loss)
         values: dict[str, Any] = {}
         if info.step % self.config.log_every == 0 or self.finished:
             values |= {"epoch": info.epoch, "loss": sum(window) / len(window), "learning_rate": info.learning_rate}

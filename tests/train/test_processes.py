@@ -25,7 +25,7 @@ from jetspec.train.prompts import Prompt
 MakeConfig = Callable[..., TrainConfig]
 ROOT = Path(__file__).parents[2]
 # A step of one sequence leaves the second process without a block.
-ONE_SEQUENCE = {"blocks_per_step": 1}
+ONE_SEQUENCE = {"blocks_per_step": 1, "max_steps": 2}
 RUNS = {
     "ddp": ("whole", {}),
     "ddp-killed": ("killed", {"checkpoint_every": 1}),
@@ -41,7 +41,7 @@ SMALL = {"max_steps": 4, "eval_every": 4, "log_every": 1, "export": "last", "max
 def settings(folder: Path, prompts_file: Path, name: str, changes: dict) -> dict:
     base = {"target": "tiny", "prompts": str(prompts_file), "output": str(folder / name), "dtype": "float32"}
     shape = {"num_layers": 2, "block_size": 4, "num_taps": 2, "max_tokens": 16, "learning_rate": 3e-3}
-    size = {"blocks_per_step": 24, "blocks_per_sequence": 8, "eval_prompts": 3, "eval_max_tokens": 12}
+    size = {"blocks_per_step": 24, "blocks_per_sequence": 8, "eval_prompts": 3, "eval_max_tokens": 6}
     return {**base, **shape, **size, "eval_budgets": [4, 8], **SMALL, **changes}
 
 
