@@ -23,7 +23,12 @@ class Killed(Exception):
 
 
 def whole(config: TrainConfig, target: Target) -> None:
-    assert train(config, target=target).finished
+    """No block is anybody else's as well."""
+
+    def count(info: StepInfo) -> None:
+        assert info.blocks < config.blocks_per_step + config.blocks_per_sequence
+
+    assert train(config, target=target, watch=count).finished
 
 
 def killed(config: TrainConfig, target: Target) -> None:
