@@ -54,7 +54,7 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout.strip()) == (0, f"jetspec {__version__}")
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "train", "verify", "inspect"])
+@pytest.mark.parametrize("command", ["demo", "generate", "train", "export", "verify", "inspect"])
 def test_help_fits_80_columns(command: str) -> None:
     result = call(command, "--help")
     assert result.exit_code == 0
@@ -200,6 +200,8 @@ def test_train_options_are_those_of_the_configuration() -> None:
     for field in fields(TrainConfig):
         default = options[field.name].default
         value = default.value if isinstance(default, Enum) else default
+        if isinstance(field.default, tuple):
+            value = tuple(int(part) for part in value.split(","))
         if field.default is not MISSING:
             assert value == field.default, field.name
 
@@ -231,7 +233,7 @@ def test_train_writes_a_head_that_the_others_take(folder: Path, tmp_path: Path) 
         (("verify", "--target", "{target}", "--draft", "{head}", "-f", "{single}"), "at least two"),
         (("verify", "--target", "{target}", "--draft", "{head}", "--temperature", 0), "temperature"),
         (("train", "-t", "{target}", "-f", "{missing}", "-o", "{out}"), "prompts"),
-        (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--target-layer-ids", "a"), "--target-layer-ids"),
+        (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--target-layer-ids", "a"), "target_layer_ids"),
         (("demo", "--target", "{target}", "--draft", "{head}", "--dtype", "float17"), "float17"),
     ],
 )

@@ -32,9 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "async_llm": {"llm", "requests"} | ENGINE,
     "verify": {"llm"} | ENGINE,
     "train": {"llm"} | ENGINE,
+    "export": {"head"} | LEAVES,
     "serve": {"llm", "async_llm", "requests"} | ENGINE,
     "bench": {"llm"} | ENGINE,
-    "cli": {"__init__", "llm", "verify", "train", "serve", "bench"} | ENGINE,
+    "cli": {"__init__", "llm", "verify", "train", "export", "serve", "bench"} | ENGINE,
     "__main__": {"cli"},
     "__init__": {"llm", "async_llm"} | ENGINE,
 }

@@ -1,4 +1,4 @@
-"""The command line: `jetspec demo | generate | train | verify | inspect`.
+"""The command line: `jetspec demo | generate | train | export | verify | inspect`.
 
 Each command lives in a module of its own and imports torch only when it runs, so that `--help` is quick.
 """
@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from jetspec import __version__
 from jetspec.cli.common import fail
 from jetspec.cli.demo import demo
+from jetspec.cli.export import export
 from jetspec.cli.generate import generate
 from jetspec.cli.inspect import inspect
 from jetspec.cli.train import train
@@ -53,7 +54,7 @@ def options(
     pass
 
 
-for command in (demo, generate, train, verify, inspect):
+for command in (demo, generate, train, export, verify, inspect):
     app.command()(command)
 
 

@@ -89,13 +89,18 @@ def print_json(data: Any) -> None:
 def load_model(target: str, *, device: str, dtype: str) -> Target:
     """Load a target, without transformers' own progress bars and advice."""
     with messages.status(f"loading {target}"):
-        from transformers.utils import logging
-
         from jetspec.target import load_target
 
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
+        quiet_transformers()
         return load_target(target, device=device, dtype=dtype)
+
+
+def quiet_transformers() -> None:
+    """Switch off the progress bars and advice of transformers."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def load_pair(target: str, draft: str | None, *, device: str, dtype: str) -> tuple[Target, DraftHead]:

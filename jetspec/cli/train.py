@@ -1,168 +1,103 @@
-"""`jetspec train`: a draft head for a target, from a file of prompts."""
+"""`jetspec train`: a draft head for a target, from a file of prompts. Its options are the fields of `TrainConfig`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import inspect
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jetspec.cli.common import DeviceOption, JsonOption, load_model, messages, print_json, results
-from jetspec.errors import JetSpecError
+from jetspec.cli.common import JsonOption, messages, print_json, quiet_transformers, results
+from jetspec.train.config import TrainConfig, read_config_file
+from jetspec.train.fields import Kind, Option, flag_of, kinds, option_of
 
-HEAD, ANSWERS, OPTIMIZER, MEASURE = "Head", "Answers", "Optimization", "Measurement and files"
+if TYPE_CHECKING:
+    from jetspec.train import TrainResult
+
+#: Options of the command that are no fields of the configuration.
+RUN_OPTIONS = frozenset({"config", "json"})
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="YAML or JSON file of these options, like `epochs: 6`; options given here win."
+    ),
+]
 
 
-class Init(str, Enum):
-    target = "target"
-    random = "random"
-
-
-class Export(str, Enum):
-    best = "best"
-    last = "last"
-
-
-def train(
-    context: typer.Context,
-    target: Annotated[
-        str, typer.Option("--target", "-t", help="Target model: alias, hub id, directory or .gguf file.")
-    ],
-    prompts: Annotated[
-        Path, typer.Option("--prompts", "-f", help="File of prompts: one a line, or .jsonl (see docs/training.md).")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the head; a run there goes on.")],
-    device: DeviceOption = "auto",
-    target_dtype: Annotated[str, typer.Option("--target-dtype", help="Number type the target runs in.")] = "auto",
-    json: JsonOption = False,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw", help="Use the chat template; by default where there is one.", rich_help_panel=ANSWERS
-        ),
-    ] = None,
-    max_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Train on this many prompts at most.", rich_help_panel=ANSWERS)
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.", rich_help_panel=ANSWERS)] = 256,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Of the target's answers; 0 is greedy.", rich_help_panel=ANSWERS)
-    ] = 0.0,
-    max_running: Annotated[int, typer.Option(min=1, help="Answers at the same time.", rich_help_panel=ANSWERS)] = 64,
-    num_layers: Annotated[int, typer.Option(min=1, help="Layers of the head.", rich_help_panel=HEAD)] = 3,
-    block_size: Annotated[
-        int, typer.Option(min=2, help="Tokens of a block, the known one included.", rich_help_panel=HEAD)
-    ] = 8,
-    num_taps: Annotated[int, typer.Option(min=1, help="Target layers the head reads.", rich_help_panel=HEAD)] = 5,
-    target_layer_ids: Annotated[
-        str | None, typer.Option(help="These layers instead: 1,8,15.", rich_help_panel=HEAD)
-    ] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal/--bidirectional", help="What a block position sees.", rich_help_panel=HEAD)
-    ] = True,
-    mask_token: Annotated[
-        str | None, typer.Option(help="Id or text of the mask token; else an unused one.", rich_help_panel=HEAD)
-    ] = None,
-    init: Annotated[
-        Init, typer.Option(help="Start from the target's last layers, or from noise.", rich_help_panel=HEAD)
-    ] = Init.target,
-    epochs: Annotated[int, typer.Option(min=1, help="Visits of each answer.", rich_help_panel=OPTIMIZER)] = 6,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps; wins over --epochs.", rich_help_panel=OPTIMIZER)
-    ] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Stop after this long; the run can go on later.", rich_help_panel=OPTIMIZER)
-    ] = None,
-    blocks_per_step: Annotated[int, typer.Option(min=1, help="Blocks of a step.", rich_help_panel=OPTIMIZER)] = 128,
-    blocks_per_sequence: Annotated[
-        int, typer.Option(min=1, help="Blocks of one answer in a step.", rich_help_panel=OPTIMIZER)
-    ] = 32,
-    gamma: Annotated[
-        float | None,
-        typer.Option(help="Depth d weighs exp(-(d - 1) / gamma); else half the block.", rich_help_panel=OPTIMIZER),
-    ] = None,
-    negatives: Annotated[
-        int | None,
-        typer.Option(min=1, help="Approximate the softmax with this many random tokens.", rich_help_panel=OPTIMIZER),
-    ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Peak.", rich_help_panel=OPTIMIZER)] = 1e-3,
-    min_learning_rate: Annotated[
-        float, typer.Option(help="Share of the peak at the end.", rich_help_panel=OPTIMIZER)
-    ] = 0.02,
-    warmup: Annotated[float, typer.Option(help="Share of the steps.", rich_help_panel=OPTIMIZER)] = 0.04,
-    weight_decay: Annotated[float, typer.Option(min=0.0, help="Of AdamW.", rich_help_panel=OPTIMIZER)] = 0.0,
-    max_grad_norm: Annotated[float, typer.Option(help="Longer gradients are cut.", rich_help_panel=OPTIMIZER)] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of everything random.", rich_help_panel=OPTIMIZER)] = 0,
-    eval_prompts: Annotated[
-        int, typer.Option(min=0, help="Prompts held out to measure acceptance on.", rich_help_panel=MEASURE)
-    ] = 16,
-    eval_every: Annotated[
-        int | None, typer.Option(min=1, help="Steps between measurements; else five.", rich_help_panel=MEASURE)
-    ] = None,
-    eval_max_tokens: Annotated[
-        int, typer.Option(min=2, help="Longest answer in a measurement.", rich_help_panel=MEASURE)
-    ] = 128,
-    tree_budget: Annotated[
-        int, typer.Option(min=1, help="Rows of a verify forward there.", rich_help_panel=MEASURE)
-    ] = 16,
-    export: Annotated[
-        Export, typer.Option(help="The weights with the best measurement, or the last.", rich_help_panel=MEASURE)
-    ] = Export.best,
-    dtype: Annotated[str, typer.Option(help="Number type of the head's file.", rich_help_panel=MEASURE)] = "bfloat16",
-    log_every: Annotated[int, typer.Option(min=1, help="Steps between log lines.", rich_help_panel=MEASURE)] = 10,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=MEASURE)
-    ] = 200,
-    checkpoint_minutes: Annotated[
-        float, typer.Option(help="Minutes between checkpoints.", rich_help_panel=MEASURE)
-    ] = 5.0,
-    shard_sequences: Annotated[
-        int, typer.Option(min=1, help="Answers captured and stored at a time.", rich_help_panel=MEASURE)
-    ] = 128,
-    license: Annotated[
-        str, typer.Option("--license", help="Of the head, for its model card.", rich_help_panel=MEASURE)
-    ] = "apache-2.0",
-) -> None:
+def train(context: typer.Context, **options: Any) -> None:
     """Train a draft head for a target on a file of prompts.
 
-    The target answers the prompts itself. The same command goes on where it was stopped. Progress goes to stderr.
+    The target answers the prompts itself. --target, --prompts and --output are needed, here or in the --config file.
+    The same command goes on where it was stopped. torchrun starts it on several GPUs. Progress goes to stderr.
     """
-    from jetspec.train import TrainConfig
-    from jetspec.train import train as run
+    from jetspec.train.run import train as run
 
-    config = TrainConfig(**config_values(context.params))
-    model = load_model(target, device=device, dtype=target_dtype)
-    result = run(config, target=model, console=messages)
+    file = options["config"]
+    # Sources are compared by name: some releases of typer bring their own click.
+    given = {
+        name: value.value if isinstance(value, Enum) else value
+        for name, value in options.items()
+        if name not in RUN_OPTIONS and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+    config = TrainConfig.from_dict({**({} if file is None else read_config_file(file)), **given})
+    quiet_transformers()
+    result = run(config, console=messages)
+    from accelerate import PartialState
+
+    state = PartialState()
+    state.destroy_process_group()
+    if state.is_main_process:
+        show(result, json=options["json"])
+
+
+def show(result: TrainResult, *, json: bool) -> None:
+    """Print how the run ended and what was measured."""
     if json:
         print_json({**asdict(result), "output": str(result.output)})
         return
     state = "finished" if result.finished else "stopped; the same command goes on"
     results.print(f"{result.output}: step {result.steps} of {result.num_steps}, {state}", highlight=False, markup=False)
-    if result.acceptance_length:
-        results.print(f"acceptance length {result.acceptance_length:.2f} on held-out prompts", highlight=False)
+    for measured in result.measured:
+        length, budget = measured.acceptance_length, measured.tree_budget
+        results.print(f"acceptance length {length:.2f} on held-out prompts with {budget} rows", highlight=False)
 
 
-#: Options of the command that say how to run it, not what is trained.
-RUN_OPTIONS = frozenset({"device", "target_dtype", "json"})
+def option_parameters() -> list[inspect.Parameter]:
+    """A keyword parameter for each field, as typer reads them."""
+    known = kinds(TrainConfig)
+    return [_parameter(field, option_of(field), known[field.name]) for field in dataclasses.fields(TrainConfig)]
 
 
-def config_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The command's options as fields of `TrainConfig`.
+def _parameter(field: dataclasses.Field[Any], option: Option, kind: Kind) -> inspect.Parameter:
+    default: Any = None if field.default is dataclasses.MISSING else field.default
+    hint: Any = kind.types[0] if len(kind.types) == 1 else str
+    if kind.entries is not None:
+        hint, default = str, None if default is None else ",".join(map(str, default))
+    if kind.choices:
+        make: Any = Enum
+        hint = make("Choice", dict(zip(kind.choices, kind.choices)), type=str)
+    limits: dict[str, Any] = {"min": option.least, "max": option.most} if hint in (int, float) else {}
+    # Where a flag is spelt out, typer no longer makes one of the name.
+    spelt_out = any(flag.startswith("--") for flag in option.flags)
+    flags = option.flags if spelt_out else (*option.flags, flag_of(field.name))
+    info = typer.Option(*flags, help=option.help, rich_help_panel=option.group, **limits)
+    hint = hint if default is not None else hint | None
+    annotation = Annotated[hint, info]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    Raises:
-        JetSpecError: the layer list is not one.
-    """
-    values = {name: value for name, value in options.items() if name not in RUN_OPTIONS}
-    values |= {name: value.value for name, value in values.items() if isinstance(value, Enum)}
-    if values["mask_token"] is not None and values["mask_token"].isdecimal():
-        values["mask_token"] = int(values["mask_token"])
-    layers = values["target_layer_ids"]
-    if layers is not None:
-        try:
-            values["target_layer_ids"] = tuple(int(layer) for layer in layers.split(","))
-        except ValueError:
-            raise JetSpecError(f"--target-layer-ids {layers}: give numbers like 1,8,15") from None
-    return values
+
+def _signature() -> inspect.Signature:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    [context] = [p for p in inspect.signature(train, eval_str=True).parameters.values() if p.name == "context"]
+    own = [
+        inspect.Parameter("config", kind, default=None, annotation=ConfigOption),
+        inspect.Parameter("json", kind, default=False, annotation=JsonOption),
+    ]
+    return inspect.Signature([context, *option_parameters(), *own])
+
+
+train.__signature__ = _signature()  # type: ignore[attr-defined]

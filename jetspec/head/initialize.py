@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 import torch
@@ -55,6 +56,22 @@ def head_for_target(
     if init == "target":
         _init_from_target(head, target)
     return head.to(device=target.device, dtype=dtype)
+
+
+@torch.no_grad()
+def copy_weights(head: DraftHead, trained: DraftHead) -> None:
+    """Start `head` as `trained`. Block size and transition may differ; a transition that only `head` has stays fresh.
+
+    Raises JetSpecError where the two differ in anything else that changes what a weight means.
+    """
+    for field in fields(HeadConfig):
+        ours, theirs = getattr(head.config, field.name), getattr(trained.config, field.name)
+        if ours != theirs and field.name not in ("block_size", "transition_size"):
+            raise JetSpecError(f"init: the trained head's {field.name} is {theirs!r}, the new one's {ours!r}")
+    weights = trained.state_dict()
+    if head.config.transition_size != trained.config.transition_size:
+        weights = {name: weight for name, weight in weights.items() if not name.startswith("transition.")}
+    head.load_state_dict(weights, strict=False)
 
 
 def _taps(target: Target, num_taps: int | None, target_layer_ids: Sequence[int] | None) -> tuple[int, ...]:

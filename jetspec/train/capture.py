@@ -2,18 +2,19 @@
 
 Prompts are taken ``shard_sequences`` at a time; a shard is written when all of its sequences are finished, so memory
 holds one shard at most and a killed capture goes on after the last whole shard. A shard's content depends on its
-prompts alone, not on where the capture was interrupted.
+prompts alone, not on where the capture was interrupted or which process wrote it. A shard is there when its index is:
+``shard-00000.json`` beside ``shard-00000.safetensors``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -25,6 +26,7 @@ from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.files import write_atomically
 from jetspec.train.pool import BLOCK_SIZE, blocks_for
+from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt
 
 INDEX = "index.json"
@@ -49,31 +51,37 @@ def capture(
     *,
     max_running: int = 64,
     on_progress: Callable[[int, int], None] | None = None,
+    processes: Processes | None = None,
 ) -> None:
     """Fill ``folder`` with the shards of ``prompts``, going on where an earlier call stopped.
 
+    Several ``processes`` share out the shards; all return when all shards are there.
     ``on_progress`` is called with (sequences done, sequences in all).
 
     Raises:
         JetSpecError: ``folder`` holds a capture of another target, other prompts or other settings; a prompt does not
-            fit the target.
+            fit the target; ``folder`` is not shared by all processes.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = _fingerprint(target, prompts, settings)
-    index = _open_index(folder, wanted)
+    processes = processes or Processes()
+    _open_folder(folder, _fingerprint(target, prompts, settings), processes)
     _check_prompts(target, prompts)
     size = settings.shard_sequences
-    for number in range(len(index["shards"]), -(-len(prompts) // size)):
+    shards = [folder / f"shard-{number:05d}.json" for number in range(-(-len(prompts) // size))]
+    for number in range(processes.rank, len(shards), processes.count):
+        if shards[number].exists():
+            continue
         first = number * size
         if on_progress is not None:
             on_progress(first, len(prompts))
-        file = f"shard-{number:05d}.safetensors"
         recorded = _run(target, prompts[first : first + size], first, settings, max_running, on_progress, len(prompts))
-        write_atomically(folder / file, save(_pack(recorded)))
-        index["shards"].append({"file": file, "lengths": [len(r.token_ids) for r in recorded]})
-        index["shards"][-1]["loss_starts"] = [r.loss_start for r in recorded]
-        write_atomically(folder / INDEX, json.dumps(index).encode())
+        write_atomically(shards[number].with_suffix(".safetensors"), save(_pack(recorded)))
+        index = {"lengths": [len(r.token_ids) for r in recorded], "loss_starts": [r.loss_start for r in recorded]}
+        write_atomically(shards[number], json.dumps(index).encode())
+    # The others may need much longer, which a collective would not wait for.
+    while not all(shard.exists() for shard in shards):
+        time.sleep(0.2)
+    processes.wait()
     if on_progress is not None:
         on_progress(len(prompts), len(prompts))
 
@@ -181,15 +189,19 @@ def _check_prompts(target: Target, prompts: Sequence[Prompt]) -> None:
             )
 
 
-def _open_index(folder: Path, wanted: dict[str, str]) -> dict[str, Any]:
+def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> None:
+    """Let the folder say what it holds, or check that it is ``wanted``."""
     path = folder / INDEX
+    if processes.is_main and not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"fingerprint": wanted}).encode())
+    processes.wait()
     if not path.exists():
-        return {"fingerprint": wanted, "shards": []}
-    index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        raise JetSpecError(f"output: {folder} must be on a file system that all processes share")
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["fingerprint"]
     for name, value in wanted.items():
-        if index["fingerprint"].get(name) != value:
+        if found.get(name) != value:
             raise JetSpecError(f"{folder} holds a capture with another {name}; give a new output directory")
-    return index
 
 
 def _fingerprint(target: Target, prompts: Sequence[Prompt], settings: CaptureSettings) -> dict[str, str]:

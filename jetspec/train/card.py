@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from jetspec.head import HeadConfig
@@ -23,7 +24,7 @@ def model_card(
     """Markdown: what the head is for, its data, its recipe, what was measured."""
     source = Path(config.prompts).name
     sampling = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
-    measured = _measured(config, progress, exported_step)
+    precision = "" if config.precision == "float32" else f" Arithmetic in {config.precision}, weights in float32."
     vocabulary = "over the whole vocabulary"
     if config.negatives is not None:
         vocabulary = f"over the tokens of the training text and {config.negatives} random others a step"
@@ -64,22 +65,28 @@ exp(-(d - 1) / {config.depth_gamma:g}). AdamW (0.9, 0.95), learning rate {config
 gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} blocks a step, at most
 {config.blocks_per_sequence} of a sequence. {progress.step} of {num_steps} steps in
 {progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial weights: {start}. Last loss
-{progress.last_loss:.3f}.
+{progress.last_loss:.3f}.{precision}
+
+    {dataclasses.replace(config, prompts=source, output="DIR").command()}
 
 ## Measured
 
-{measured}
+These are the weights after step {exported_step}. {_measured(config, progress, exported_step)}
 """
 
 
 def _measured(config: TrainConfig, progress: Progress, exported_step: int) -> str:
-    if not progress.best_step:
-        unmeasured = "No prompts were held out, so acceptance was not measured."
-        return f"These are the weights after step {exported_step}. {unmeasured}"
-    value = progress.best_acceptance if exported_step == progress.best_step else progress.last_acceptance
-    return (
-        f"Acceptance length {value:.2f} (tokens committed per verify forward, bonus included) on {config.eval_prompts} "
-        f"held-out prompts, greedy, up to {config.eval_max_tokens} tokens each, trees of {config.tree_budget} rows. "
-        f"These are the weights after step {exported_step}"
-        + (", the best measured." if config.export == "best" else ", the last.")
-    )
+    measured = progress.measured(exported_step)
+    if not measured:
+        return "Their acceptance was not measured."
+    depths = range(1, len(measured[0].depths) + 1)
+    header = ["tree budget", "acceptance length", *(f"{d} or more" for d in depths)]
+    rows = [
+        [str(m.tree_budget), f"{m.acceptance_length:.2f}", *(f"{share:.0%}" for share in m.depths)] for m in measured
+    ]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---:"] * len(header), *rows])
+    return f"""{config.eval_prompts} held-out prompts, answered greedily with up to {config.eval_max_tokens} tokens,
+once a budget (rows of a verify forward, root included). Acceptance length is the mean number of tokens that a verify
+forward commits, bonus included; the other columns are the share of verify forwards that accepted so many drafts.
+
+{table}"""

@@ -1,12 +1,12 @@
 """What a training run needs to go on exactly where it was.
 
-Data order, anchors and learning rate are functions of the step's number, so the state is weights, optimizer and
-counters.
+Data order, anchors, negatives and learning rate are functions of the step's number, so there is no random state:
+weights, optimizer and counters are all. They do not depend on the number of processes.
 """
 
 from __future__ import annotations
 
-import io
+import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from jetspec.train.config import TrainConfig, check_same_run
-from jetspec.train.files import write_atomically
+from jetspec.train.evaluate import Measurement
+from jetspec.train.files import atomic_file, write_atomically
 
 FOLDER = "checkpoint"
-STATE = "state.pt"
 
 
 @dataclass
@@ -29,64 +29,86 @@ class Progress:
     step: int = 0
     window: list[float] = field(default_factory=list)  # losses since the last line of the metrics file
     metrics_bytes: int = 0  # length of the metrics file at that time
-    best_acceptance: float = 0.0
+    best: list[Measurement] = field(default_factory=list)  # a measurement for each budget
     best_step: int = 0
-    last_acceptance: float = 0.0
+    last: list[Measurement] = field(default_factory=list)
+    last_step: int = 0
     train_seconds: float = 0.0
     last_loss: float = 0.0
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])  # for trackers that continue a run
+
+    def measured(self, step: int) -> list[Measurement]:
+        """What is known of the weights after ``step``; empty where they were not measured."""
+        known = {self.last_step: self.last, self.best_step: self.best}
+        return known.get(step, [])
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Progress:
+        measured = {name: [Measurement(**m) for m in values[name]] for name in ("best", "last")}
+        return cls(**{**values, **measured})
 
 
 def save_checkpoint(
-    config: TrainConfig,
-    progress: Progress,
-    head: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    config: TrainConfig, progress: Progress, head: dict[str, Tensor], optimizer: dict[str, Any]
 ) -> None:
-    """Write the state in one file, then remove weights of earlier best steps, which nothing refers to any more."""
+    """Write whole states of head and optimizer, then remove what is older than the checkpoints to keep."""
     folder = config.folder / FOLDER
-    buffer = io.BytesIO()
-    torch.save(
-        {
-            "config": config.to_dict(),
-            "progress": asdict(progress),
-            "head": head.state_dict(),
-            "optimizer": optimizer.state_dict(),
-        },
-        buffer,
-    )
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / STATE, buffer.getvalue())
-    for path in folder.glob("best-*.safetensors"):
-        if path != best_path(folder, progress.best_step):
-            path.unlink()
+    state = {"config": config.to_dict(), "progress": asdict(progress), "head": head, "optimizer": optimizer}
+    with atomic_file(folder / f"step-{progress.step}.pt") as file:
+        torch.save(state, file)
+    kept = _steps(folder, "step-*.pt")[-config.keep_checkpoints :]
+    _remove(folder, "step-*.pt", keep=kept)
+    # A kept checkpoint's best weights are the latest before it.
+    best = _steps(folder, "best-*.safetensors")
+    _remove(folder, "best-*.safetensors", keep=[max((b for b in best if b <= step), default=0) for step in kept])
 
 
 def load_checkpoint(config: TrainConfig) -> dict[str, Any] | None:
-    """The saved state of the run in ``config.output``, or None where there is none. ``progress`` is a ``Progress``.
+    """The newest saved state of the run in ``config.output``, or None where there is none.
+
+    ``progress`` is a ``Progress``. Tensors are mapped, not read, until they are used.
 
     Raises:
         JetSpecError: the run has another configuration; names the field.
     """
-    path = config.folder / FOLDER / STATE
-    if not path.exists():
+    steps = _steps(config.folder / FOLDER, "step-*.pt")
+    if not steps:
         return None
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    path = config.folder / FOLDER / f"step-{steps[-1]}.pt"
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     check_same_run(state["config"], config)
-    state["progress"] = Progress(**state["progress"])
+    state["progress"] = Progress.from_dict(state["progress"])
     return state
 
 
-def best_path(folder: Path, step: int) -> Path:
-    return folder / f"best-{step}.safetensors"
-
-
-def save_best(folder: Path, step: int, head: torch.nn.Module) -> None:
+def save_best(folder: Path, step: int, head: dict[str, Tensor]) -> None:
     """Keep the weights of ``step``; the checkpoint that names it as the best one follows."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    write_atomically(best_path(folder, step), save(weights))
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}
+    write_atomically(folder / f"best-{step}.safetensors", save(weights))
 
 
 def load_best(folder: Path, step: int) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = load_file(best_path(folder, step))
+    weights: dict[str, Tensor] = load_file(folder / f"best-{step}.safetensors")
     return weights
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove weights that a run measured after ``step``, where it now goes on from there."""
+    _remove(folder, "best-*.safetensors", keep=[s for s in _steps(folder, "best-*.safetensors") if s <= step])
+
+
+def _steps(folder: Path, pattern: str) -> list[int]:
+    """The numbers in the names of files, in order."""
+    return sorted(_step(path) for path in folder.glob(pattern))
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _remove(folder: Path, pattern: str, *, keep: list[int]) -> None:
+    for path in folder.glob(pattern):
+        if _step(path) not in keep:
+            path.unlink()

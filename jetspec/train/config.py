@@ -4,117 +4,136 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jetspec.errors import JetSpecError
+from jetspec.train.fields import check_names, checked, flag_of, kinds, option, option_of
 
-#: Fields that change neither what is trained nor in which order; a resumed run may change them.
-FREE_FIELDS = frozenset(
-    {"target", "prompts", "output", "log_every", "checkpoint_every", "checkpoint_minutes", "max_minutes", "dtype"}
-    | {"max_running", "license"}
-)
+#: The resolved configuration, beside the weights.
+FILE = "train_config.json"
+
+ANSWERS, HEAD, OPTIMIZER = "Answers", "Head", "Optimization"
+MEASURE, FILES, MACHINE = "Measurement", "Files", "Machine"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides a training run. Two runs of one configuration give the same head, bit for bit.
 
-    Args:
-        target: target model: alias, hub id, directory or .gguf file.
-        prompts: file of prompts, one a line, or ``.jsonl`` (see ``jetspec.train.prompts``).
-        output: directory for the head, its model card, metrics, checkpoints and captured states.
-        chat: put prompts through the target's chat template; None does so where it has one.
-        eval_prompts: prompts held out, on which acceptance length is measured; 0 measures nothing.
-        max_prompts: train on this many prompts at most.
-        max_tokens: length of the target's answers.
-        temperature: of the target's answers; 0 is greedy.
-        shard_sequences: sequences captured and stored at a time.
-        max_running: sequences the target answers at the same time.
-        num_layers, block_size, num_taps, target_layer_ids, causal: shape of the head (``target_layer_ids`` wins over
-            ``num_taps``).
-        mask_token: id or text of the mask token; None chooses one that no prompt or answer uses.
-        init: "target" starts from the target's last layers, "random" from noise.
-        epochs: times that each sequence is visited, each time with other anchors.
-        max_steps: optimizer steps; wins over ``epochs``, which then repeat as often as needed.
-        max_minutes: stop after this long wherever the schedule is; the schedule itself counts steps. The run can be
-            resumed.
-        blocks_per_step, blocks_per_sequence: blocks of an optimizer step, and of a sequence in it (at most).
-        gamma: depth d weighs ``exp(-(d - 1) / gamma)``; None is half the block size.
-        negatives: estimate both softmaxes from the tokens that occur in the captured text and this many random
-            others, instead of the whole vocabulary: an approximation, and several times faster for a large one.
-        learning_rate, min_learning_rate, warmup, weight_decay, max_grad_norm: AdamW with warm-up over a share of the
-            steps, then a cosine down to a share of the peak.
-        seed: of the held-out split, sampled answers, initial weights, data order, anchors and negatives.
-        tree_budget: rows of a verify forward where acceptance is measured.
-        eval_every: steps between measurements of acceptance; None measures five times. The last step is always one.
-        eval_max_tokens: length of the answers in a measurement.
-        export: "best" writes the weights with the best measured acceptance, "last" the final ones.
-        dtype: number type of the exported weights.
-        log_every: steps between lines of ``metrics.jsonl``.
-        checkpoint_every, checkpoint_minutes: a checkpoint after this many steps or minutes, whichever is first.
-        license: license of the head, for its model card.
+    The number of processes is not part of it: a step's blocks are shared among them, and it changes rounding only.
+    ``jetspec train --help`` lists the fields; ``help`` below says what each means.
 
     Raises:
-        JetSpecError: a value is out of range; the message names the field.
+        JetSpecError: a value has another type or is out of range; the message names the field.
     """
 
-    target: str
-    prompts: str | Path
-    output: str | Path
-    chat: bool | None = None
-    eval_prompts: int = 16
-    max_prompts: int | None = None
-    max_tokens: int = 256
-    temperature: float = 0.0
-    shard_sequences: int = 128
-    max_running: int = 64
-    num_layers: int = 3
-    block_size: int = 8
-    num_taps: int = 5
-    target_layer_ids: tuple[int, ...] | None = None
-    causal: bool = True
-    mask_token: int | str | None = None
-    init: Literal["target", "random"] = "target"
-    epochs: int = 6
-    max_steps: int | None = None
-    max_minutes: float | None = None
-    blocks_per_step: int = 128
-    blocks_per_sequence: int = 32
-    gamma: float | None = None
-    negatives: int | None = None
-    learning_rate: float = 1e-3
-    min_learning_rate: float = 0.02
-    warmup: float = 0.04
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    seed: int = 0
-    tree_budget: int = 16
-    eval_every: int | None = None
-    eval_max_tokens: int = 128
-    export: Literal["best", "last"] = "best"
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    log_every: int = 10
-    checkpoint_every: int = 200
-    checkpoint_minutes: float = 5.0
-    license: str = "apache-2.0"
+    target: str = option(help="Target model: alias, hub id, directory or .gguf file.", flags=("-t",), free=True)
+    prompts: str | Path = option(
+        help="File of prompts: one a line, or .jsonl (see docs/training.md).", flags=("-f",), free=True
+    )
+    output: str | Path = option(help="Directory for the head; a run there goes on.", flags=("-o",), free=True)
+
+    chat: bool | None = option(
+        None, help="Use the chat template; by default where there is one.", group=ANSWERS, flags=("--chat/--raw",)
+    )
+    max_prompts: int | None = option(None, help="Train on this many prompts at most.", group=ANSWERS, least=1)
+    max_tokens: int = option(256, help="Longest answer.", group=ANSWERS, least=2)
+    temperature: float = option(0.0, help="Of the target's answers; 0 is greedy.", group=ANSWERS, least=0)
+    max_running: int = option(64, help="Answers at the same time.", group=ANSWERS, least=1, free=True)
+    shard_sequences: int = option(128, help="Answers captured and stored at a time.", group=ANSWERS, least=1)
+
+    num_layers: int = option(3, help="Layers of the head.", group=HEAD, least=1)
+    block_size: int = option(8, help="Tokens of a block, the known one included.", group=HEAD, least=2)
+    num_taps: int = option(5, help="Target layers the head reads.", group=HEAD, least=1)
+    target_layer_ids: tuple[int, ...] | None = option(None, help="These layers instead: 1,8,15.", group=HEAD, least=0)
+    causal: bool = option(True, help="What a block position sees.", group=HEAD, flags=("--causal/--bidirectional",))
+    transition_size: int = option(
+        0, help="State that conditions a draft on its path; 0: none, as in published heads.", group=HEAD, least=0
+    )
+    mask_token: int | str | None = option(None, help="Id or text of the mask token; else an unused one.", group=HEAD)
+    init: str = option(
+        "target",
+        help="Start from the target's last layers (target), from noise (random), or from this trained head.",
+        group=HEAD,
+    )
+
+    epochs: int = option(6, help="Visits of each answer, each with other anchors.", group=OPTIMIZER, least=1)
+    max_steps: int | None = option(None, help="Steps; wins over --epochs.", group=OPTIMIZER, least=1)
+    max_minutes: float | None = option(
+        None, help="Stop after this long; the run can go on later.", group=OPTIMIZER, above=0, free=True
+    )
+    blocks_per_step: int = option(128, help="Blocks of a step, of all processes.", group=OPTIMIZER, least=1)
+    blocks_per_sequence: int = option(32, help="Blocks of one answer in a step.", group=OPTIMIZER, least=1)
+    gamma: float | None = option(
+        None, help="Depth d weighs exp(-(d - 1) / gamma); else half the block.", group=OPTIMIZER, above=0
+    )
+    negatives: int | None = option(
+        None, help="Approximate the softmax with this many random tokens.", group=OPTIMIZER, least=1
+    )
+    learning_rate: float = option(1e-3, help="Peak.", group=OPTIMIZER, above=0)
+    min_learning_rate: float = option(0.02, help="Share of the peak at the end.", group=OPTIMIZER, least=0, most=1)
+    warmup: float = option(0.04, help="Share of the steps.", group=OPTIMIZER, least=0, most=1)
+    weight_decay: float = option(0.0, help="Of AdamW.", group=OPTIMIZER, least=0)
+    max_grad_norm: float = option(1.0, help="Longer gradients are cut.", group=OPTIMIZER, above=0)
+    seed: int = option(0, help="Of everything random.", group=OPTIMIZER, least=0)
+
+    eval_prompts: int = option(16, help="Prompts held out to measure acceptance on.", group=MEASURE, least=0)
+    eval_every: int | None = option(None, help="Steps between measurements; else five.", group=MEASURE, least=1)
+    eval_max_tokens: int = option(128, help="Longest answer in a measurement.", group=MEASURE, least=2)
+    eval_budgets: tuple[int, ...] = option(
+        (16, 64),
+        help="Rows of a verify forward there; the first decides which weights are best.",
+        group=MEASURE,
+        least=1,
+    )
+    export: Literal["best", "last"] = option(
+        "best", help="The weights with the best measurement, or the last.", group=MEASURE
+    )
+
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "bfloat16", help="Number type of the head's file.", group=FILES, free=True
+    )
+    log_every: int = option(10, help="Steps between log lines.", group=FILES, least=1, free=True)
+    log_with: Literal["tensorboard", "wandb"] | None = option(
+        None, help="Log there, too, beside metrics.jsonl.", group=FILES, free=True
+    )
+    checkpoint_every: int = option(200, help="Steps between checkpoints.", group=FILES, least=1, free=True)
+    checkpoint_minutes: float = option(5.0, help="Minutes between checkpoints.", group=FILES, above=0, free=True)
+    keep_checkpoints: int = option(2, help="Newest checkpoints kept.", group=FILES, least=1, free=True)
+    license: str = option("apache-2.0", help="Of the head, for its model card.", group=FILES, free=True)
+
+    device: str = option(
+        "auto", help="auto, cpu, cuda, ...; several processes share out the GPUs.", group=MACHINE, free=True
+    )
+    target_dtype: str = option("auto", help="Number type the target runs in.", group=MACHINE)
+    precision: Literal["float32", "bfloat16"] = option(
+        "float32", help="Of the head's arithmetic; its weights stay float32.", group=MACHINE
+    )
+    fsdp: bool = option(
+        False, help="Share out weights, too, among the processes.", group=MACHINE, flags=("--fsdp",), free=True
+    )
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise JetSpecError(f"{name}={value}: must be at least {least}")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise JetSpecError(f"{name}={value}: must be above 0")
-        for name in ("min_learning_rate", "warmup"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise JetSpecError(f"{name}={getattr(self, name)}: a share, 0 to 1")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise JetSpecError(f"{name}={getattr(self, name)!r}: one of {', '.join(choices)}")
+        for field in dataclasses.fields(self):
+            value = checked(field.name, getattr(self, field.name), _KINDS[field.name], option_of(field))
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "configuration") -> TrainConfig:
+        """A configuration from plain values, as a file holds them.
+
+        Raises:
+            JetSpecError: a field is unknown (the closest known one is named), missing or not valid.
+        """
+        check_names(values, cls, where)
+        needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        if missing := [name for name in needed if values.get(name) is None]:
+            raise JetSpecError(f"{missing[0]}: missing; give {flag_of(missing[0])} or a field of this name in the file")
+        return cls(**values)
 
     @property
     def depth_gamma(self) -> float:
@@ -129,43 +148,51 @@ class TrainConfig:
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=str))
         return plain
 
+    def command(self) -> str:
+        """The command line of this run: options that differ from their defaults."""
+        words = ["jetspec", "train"]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            flags = next((f for f in option_of(field).flags if f.startswith("--")), flag_of(field.name))
+            if isinstance(value, bool):
+                words.append(flags.split("/")[0 if value else 1])
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                words += [flags, shlex.quote(text)]
+        return " ".join(words)
 
-def check_same_run(saved: dict[str, Any], config: TrainConfig) -> None:
+
+_KINDS = kinds(TrainConfig)
+
+
+def read_config_file(path: str | Path) -> dict[str, Any]:
+    """The values of a YAML or JSON file, for ``TrainConfig.from_dict``.
+
+    Raises:
+        JetSpecError: the file cannot be read, is not valid, or holds an unknown field.
+    """
+    import yaml
+
+    parse = json.loads if Path(path).suffix == ".json" else yaml.safe_load
+    try:
+        values = parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise JetSpecError(f"config: cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise JetSpecError(f"config: {path} must hold fields and values, like `epochs: 6`")
+    check_names(values, TrainConfig, str(path))
+    return values
+
+
+def check_same_run(saved: Mapping[str, Any], config: TrainConfig) -> None:
     """JetSpecError, naming the first field that differs, where ``config`` would not continue the saved run."""
     now = config.to_dict()
-    for name in now:
-        if name not in FREE_FIELDS and saved.get(name) != now[name]:
+    for field in dataclasses.fields(config):
+        name = field.name
+        if not option_of(field).free and saved.get(name) != now[name]:
             raise JetSpecError(
                 f"{name}: the run in {config.output} has {saved.get(name)!r}, this one {now[name]!r}; "
                 "resume with the same value, or give a new output directory"
             )
-
-
-_LEAST = {
-    "eval_prompts": 0,
-    "max_prompts": 1,
-    "max_tokens": 2,
-    "temperature": 0,
-    "shard_sequences": 1,
-    "max_running": 1,
-    "num_layers": 1,
-    "block_size": 2,
-    "num_taps": 1,
-    "epochs": 1,
-    "max_steps": 1,
-    "blocks_per_step": 1,
-    "blocks_per_sequence": 1,
-    "negatives": 1,
-    "weight_decay": 0,
-    "tree_budget": 1,
-    "eval_every": 1,
-    "eval_max_tokens": 2,
-    "log_every": 1,
-    "checkpoint_every": 1,
-}
-_POSITIVE = ("max_minutes", "gamma", "learning_rate", "max_grad_norm", "checkpoint_minutes")
-_CHOICES = {
-    "init": ("target", "random"),
-    "export": ("best", "last"),
-    "dtype": ("float32", "bfloat16", "float16"),
-}

@@ -12,8 +12,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from jetspec.train.capture import INDEX
-
 
 @dataclass(frozen=True)
 class Captured:
@@ -29,13 +27,13 @@ class CapturedSequences:
     """The sequences of a capture, in prompt order. States stay on disk, mapped, until a sequence is asked for."""
 
     def __init__(self, folder: str | Path) -> None:
-        index = json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))
         self.lengths: list[int] = []
         self.loss_starts: list[int] = []
         self._places: list[tuple[Any, int, int]] = []  # file, first token, first row
         self._files: list[Any] = []
-        for shard in index["shards"]:
-            file = safe_open(Path(folder) / shard["file"], framework="pt")
+        for path in sorted(Path(folder).glob("shard-*.json")):
+            shard = json.loads(path.read_text(encoding="utf-8"))
+            file = safe_open(path.with_suffix(".safetensors"), framework="pt")
             self._files.append(file)
             starts = [0, *accumulate(shard["lengths"])]
             self._places += [(file, start, start - n) for n, start in enumerate(starts[:-1])]

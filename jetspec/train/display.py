@@ -50,7 +50,7 @@ class Display:
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def captured(self, done: int, total: int) -> None:
         self._advance("capturing answers", done, total, "")
@@ -65,8 +65,13 @@ class Display:
         self._advance("training", info.step, info.num_steps, note)
         if not self.console.is_terminal and info.step % self._log_every == 0:
             self.say(f"step {info.step}/{info.num_steps}: {note}")
-        if info.acceptance_length is not None:
-            self.say(f"step {info.step}: acceptance length {info.acceptance_length:.3f} on held-out prompts")
+        if info.measured:
+            lengths = ", ".join(f"{m.acceptance_length:.3f} with {m.tree_budget} rows" for m in info.measured)
+            self.say(f"step {info.step}: acceptance length {lengths} on held-out prompts")
+        if info.differing:
+            self.say(
+                f"{info.differing} held-out prompts have other answers with another budget: near-ties of the target"
+            )
 
     def _advance(self, name: str, done: int, total: int, note: str) -> None:
         if name not in self._tasks:

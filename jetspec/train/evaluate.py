@@ -1,52 +1,114 @@
-"""How good a head is: tokens committed per verify forward on real prompts."""
+"""How good a head is: what the engine accepts of its drafts on real prompts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from jetspec.engine import Engine
+from jetspec.engine import Engine, Observer, Round
 from jetspec.head import DraftHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.pool import BLOCK_SIZE, blocks_for
+from jetspec.train.processes import Processes
 
 #: Prompts that are answered at the same time.
 MAX_RUNNING = 64
 
 
-@torch.inference_mode()
-def acceptance_length(
+@dataclass(frozen=True)
+class Measurement:
+    """What trees of ``tree_budget`` rows brought; all zero where no prompt needed a round."""
+
+    tree_budget: int
+    #: Mean tokens per verify forward, bonus included: 1 plus the sum of ``depths``.
+    acceptance_length: float
+    #: Share of the rounds that committed at least d drafted tokens and one more, d = 1 .. block size - 1.
+    depths: list[float]
+    rounds: int
+
+
+def measure_acceptance(
     target: Target,
     head: DraftHead,
     prompts: Sequence[Sequence[int]],
     *,
-    tree_budget: int = 16,
+    tree_budgets: Sequence[int] = (16,),
     max_tokens: int = 128,
     temperature: float = 0.0,
-) -> float:
-    """Mean tokens per verify forward, bonus included, over all rounds of all ``prompts`` (token ids), run together.
+    processes: Processes | None = None,
+) -> tuple[list[Measurement], int]:
+    """Answer ``prompts`` (token ids) once a budget; with sampling, prompt i is seeded with i.
 
-    With sampling, prompt i is seeded with i. 0.0 where no prompt needed a round.
+    Several ``processes`` share out the prompts and all return the same.
+
+    Returns:
+        A measurement for each budget, and the number of prompts whose answers are not the same for all of them: 0
+        but for ties of floating-point numbers.
     """
+    processes = processes or Processes()
     was_training = head.training
     head.eval()
-    max_running = min(MAX_RUNNING, len(prompts)) or 1
+    share = range(processes.rank, len(prompts), processes.count)
+    counts: list[float] = []
+    answers: list[set[tuple[int, ...]]] = [set() for _ in share]
+    for budget in tree_budgets:
+        committed: Counter[int] = Counter()
+        if share:
+            requests = [
+                (prompts[i], SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i)) for i in share
+            ]
+            committed = _answer(target, head, requests, budget, answers)
+        counts += [committed.total()]
+        counts += [sum(n for tokens, n in committed.items() if tokens > d) for d in range(1, head.config.block_size)]
+    head.train(was_training)
+    *sums, differing = processes.sum(*counts, sum(len(texts) > 1 for texts in answers))
+    measured = []
+    for number, budget in enumerate(tree_budgets):
+        rounds, *reached = sums[number * head.config.block_size : (number + 1) * head.config.block_size]
+        depths = [count / rounds if rounds else 0.0 for count in reached]
+        length = (rounds + sum(reached)) / rounds if rounds else 0.0
+        measured.append(Measurement(budget, length, depths, int(rounds)))
+    return measured, int(differing)
+
+
+class _Rounds(Observer):
+    """Counts rounds by the tokens they committed."""
+
+    def __init__(self) -> None:
+        self.by_tokens: Counter[int] = Counter()
+
+    def round(self, record: Round) -> None:
+        self.by_tokens[len(record.new_tokens)] += 1
+
+
+@torch.inference_mode()
+def _answer(
+    target: Target,
+    head: DraftHead,
+    requests: Sequence[tuple[Sequence[int], SamplingParams]],
+    budget: int,
+    answers: list[set[tuple[int, ...]]],
+) -> Counter[int]:
+    """Answer the requests together and add what each says to ``answers``; returns rounds by tokens committed."""
+    max_running = min(MAX_RUNNING, len(requests))
+    lengths = [len(ids) + (params.max_tokens or 0) for ids, params in requests]
+    rounds = _Rounds()
     engine = Engine(
         target,
         head,
-        tree_budget=tree_budget,
-        num_blocks=blocks_for([len(ids) + max_tokens for ids in prompts], max_running, tree_budget) or 1,
+        tree_budget=budget,
+        num_blocks=blocks_for(lengths, max_running, budget),
         block_size=BLOCK_SIZE,
         max_running=max_running,
+        observer=rounds,
     )
-    sequences = [
-        engine.add(str(i), ids, SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i))
-        for i, ids in enumerate(prompts)
-    ]
+    sequences = [engine.add(str(i), ids, params) for i, (ids, params) in enumerate(requests)]
     while engine.has_work:
         engine.step()
-    head.train(was_training)
-    rounds = sum(s.metrics.rounds for s in sequences)
-    return sum(s.metrics.decoded_tokens for s in sequences) / rounds if rounds else 0.0
+    for sequence, texts in zip(sequences, answers, strict=True):
+        texts.add(tuple(sequence.output_ids))
+    return rounds.by_tokens

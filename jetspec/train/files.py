@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside ``path``, flush to disk, rename into place."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write beside ``path``, flushed to disk and renamed into place at the end."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole file."""
+    with atomic_file(path) as file:
+        file.write(data)

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from jetspec.head import DraftHead, save_head
+from jetspec.head import DraftHead, load_head, save_head
+from jetspec.head.initialize import copy_weights
 from jetspec.target import Target, default_tap_layers, load_target
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.card import model_card
 from jetspec.train.checkpoint import load_checkpoint
-from jetspec.train.config import TrainConfig
+from jetspec.train.config import FILE, TrainConfig
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.display import Display
+from jetspec.train.evaluate import Measurement
 from jetspec.train.files import write_atomically
 from jetspec.train.mask_token import choose_mask_token
+from jetspec.train.metrics import check_tracker
+from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt, read_prompts, split_prompts
 from jetspec.train.trainer import StepInfo, Trainer, Watcher
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A run's end. ``finished`` is False where ``max_minutes`` ended it; the same call goes on from there."""
+    """A run's end. ``finished`` is False where a signal or ``max_minutes`` ended it; the same call goes on."""
 
     output: Path
     steps: int
     num_steps: int
     exported_step: int
     loss: float  # of the last step
-    acceptance_length: float  # best measured on held-out prompts; 0 where none were held out
+    measured: list[Measurement]  # of the exported weights, for each budget; empty where they were not measured
     finished: bool
 
 
@@ -44,31 +49,41 @@ def train(
 ) -> TrainResult:
     """Train a draft head and write it to ``config.output``, going on where an earlier run of the same config stopped.
 
-    Writes ``config.json``, ``model.safetensors`` and ``README.md`` (loadable by ``load_head``), ``metrics.jsonl``, and
-    the working folders ``capture`` and ``checkpoint``.
+    Writes ``config.json``, ``model.safetensors``, ``README.md`` and ``train_config.json`` (loadable by ``load_head``),
+    ``metrics.jsonl``, and the working folders ``capture`` and ``checkpoint``. Called by every process that torchrun or
+    `accelerate launch` started, it shares out the work and returns the same on each; ``config.output`` must be on a
+    file system that they share.
 
     Args:
         config: everything that decides the run.
-        target: the loaded target; None loads ``config.target``.
-        console: where progress is shown; None shows nothing.
-        watch: told about every step.
+        target: the loaded target; None loads ``config.target`` on ``config.device``.
+        console: where progress is shown, by the first process; None shows nothing.
+        watch: told about every step, on every process.
 
     Raises:
-        JetSpecError: a file, a value or the target does not fit; the message names it.
+        JetSpecError: a file, a value or the target does not fit, or a package is missing; the message names it.
     """
+    processes = Processes.start(config.device if target is None else target.device.type)
+    check_tracker(config.log_with)
     load_checkpoint(config)  # a run of another configuration is refused before the work starts
-    target = load_target(config.target) if target is None else target
-    prompts = read_prompts(config.prompts, target.tokenizer, chat=config.chat)
-    training, held_out = split_prompts(
-        prompts, held_out=config.eval_prompts, max_prompts=config.max_prompts, seed=config.seed
-    )
-    with Display(console or Console(quiet=True), config.log_every) as display:
-        data = _capture(target, training, config, display)
+    shown = console if console is not None and processes.is_main else Console(quiet=True)
+    if target is None:
+        with shown.status(f"loading {config.target}"):
+            target = load_target(config.target, device=str(processes.device), dtype=config.target_dtype)
+    with Display(shown, config.log_every) as display:
+        prompts = read_prompts(config.prompts, target.tokenizer, chat=config.chat)
+        training, held_out = split_prompts(
+            prompts, held_out=config.eval_prompts, max_prompts=config.max_prompts, seed=config.seed
+        )
+        data = _capture(target, training, config, processes, display)
         head = _new_head(target, data, config)
-        trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config)
+        trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config, processes)
+        if processes.is_main:
+            write_atomically(config.folder / FILE, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
         tokens = sum(data.lengths)
         display.say(
             f"{len(data)} sequences, {tokens} tokens; {trainer.num_steps} steps, {_parameters(head):,} parameters"
+            + (f"; {processes.count} processes" if processes.count > 1 else "")
         )
         if trainer.progress.step:
             display.say(f"going on after step {trainer.progress.step}")
@@ -88,7 +103,7 @@ def train(
         trainer.num_steps,
         exported,
         progress.last_loss,
-        progress.best_acceptance,
+        progress.measured(exported),
         trainer.finished,
     )
 
@@ -99,7 +114,9 @@ def _tap_layers(target: Target, config: TrainConfig) -> tuple[int, ...]:
     return tuple(default_tap_layers(target.num_layers, config.num_taps))
 
 
-def _capture(target: Target, prompts: list[Prompt], config: TrainConfig, display: Display) -> CapturedSequences:
+def _capture(
+    target: Target, prompts: list[Prompt], config: TrainConfig, processes: Processes, display: Display
+) -> CapturedSequences:
     settings = CaptureSettings(
         tap_layers=_tap_layers(target, config),
         max_tokens=config.max_tokens,
@@ -108,40 +125,60 @@ def _capture(target: Target, prompts: list[Prompt], config: TrainConfig, display
         shard_sequences=config.shard_sequences,
     )
     folder = config.folder / "capture"
-    capture(target, prompts, folder, settings, max_running=config.max_running, on_progress=display.captured)
+    capture(
+        target,
+        prompts,
+        folder,
+        settings,
+        max_running=config.max_running,
+        on_progress=display.captured,
+        processes=processes,
+    )
     return CapturedSequences(folder)
 
 
 def _new_head(target: Target, data: CapturedSequences, config: TrainConfig) -> DraftHead:
     rows = target.model.get_input_embeddings().weight.shape[0]
     used = frozenset(data.distinct_tokens().tolist())
-    return DraftHead.from_target(
+    trained = None if config.init in ("target", "random") else load_head(config.init, dtype=torch.float32)
+    if trained is not None and config.mask_token is None:
+        mask_token = trained.config.mask_token_id
+    else:
+        mask_token = choose_mask_token(target.tokenizer, rows, used, wanted=config.mask_token)
+    head = DraftHead.from_target(
         target,
         num_layers=config.num_layers,
         block_size=config.block_size,
         target_layer_ids=_tap_layers(target, config),
-        mask_token_id=choose_mask_token(target.tokenizer, rows, used, wanted=config.mask_token),
+        mask_token_id=mask_token,
         causal=config.causal,
-        init=config.init,
+        transition_size=config.transition_size,
+        init="target" if config.init == "target" else "random",
         seed=config.seed,
     )
+    if trained is not None:
+        copy_weights(head, trained)
+    return head
 
 
 def _export(trainer: Trainer, tokens: int) -> int:
+    """Write the head and its card; returns the step of its weights."""
     config = trainer.config
-    exported = trainer.choose_weights()
-    save_head(trainer.head, config.folder, dtype=getattr(torch, config.dtype))
-    card = model_card(
-        config,
-        trainer.head.config,
-        trainer.progress,
-        num_steps=trainer.num_steps,
-        exported_step=exported,
-        parameters=_parameters(trainer.head),
-        sequences=len(trainer.data),
-        tokens=tokens,
-    )
-    write_atomically(config.folder / "README.md", card.encode())
+    head, exported = trainer.choose_weights()
+    if trainer.processes.is_main:
+        save_head(head, config.folder, dtype=getattr(torch, config.dtype))
+        card = model_card(
+            config,
+            head.config,
+            trainer.progress,
+            num_steps=trainer.num_steps,
+            exported_step=exported,
+            parameters=_parameters(head),
+            sequences=len(trainer.data),
+            tokens=tokens,
+        )
+        write_atomically(config.folder / "README.md", card.encode())
+    trainer.processes.wait()
     return exported
 
 

@@ -1,4 +1,4 @@
-"""Which sequences a step takes, and its learning rate: functions of the step's number alone."""
+"""Which sequences a step takes, who takes them, and its learning rate: functions of the step's number alone."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ class DataOrder:
         """(epoch, sequences) of step 0 .. num_steps - 1."""
         epoch = next(e for e in range(len(self._epochs)) if step < self._starts[e + 1])
         return epoch, self._epochs[epoch][step - self._starts[epoch]]
+
+
+def share_out(sequences: Sequence[int], block_counts: Sequence[int], processes: int) -> list[list[int]]:
+    """The sequences of each process, with about as many blocks for each: the largest go to whoever has the least."""
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    loads = [0] * processes
+    for sequence in sorted(sequences, key=lambda s: -block_counts[s]) if processes > 1 else sequences:
+        least = loads.index(min(loads))
+        shares[least].append(sequence)
+        loads[least] += block_counts[sequence]
+    return shares
 
 
 def learning_rate(step: int, num_steps: int, *, peak: float, floor: float, warmup: float) -> float:

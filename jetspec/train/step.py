@@ -1,4 +1,4 @@
-"""One optimizer step's loss and gradient."""
+"""One optimizer step's loss and gradient, as far as this process's sequences make them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,38 @@ from jetspec.train.blocks import Blocks, keyed_generator, make_blocks, sample_an
 from jetspec.train.config import TrainConfig
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.loss import OutputLayer, output_layer, teach, weighted_kl
+from jetspec.train.processes import Processes
 
 
 class GradientStep:
-    """Adds the gradient of a step's loss to a head's parameters, one sequence at a time, so memory stays small."""
+    """Adds the gradient of a step's loss to a head's parameters, one sequence at a time, so memory stays small.
 
-    def __init__(self, target: Target, head: DraftHead, data: CapturedSequences, config: TrainConfig) -> None:
+    The loss is the mean over the rows that carry loss, by their weights, of the whole step: of all processes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        head: DraftHead,
+        data: CapturedSequences,
+        config: TrainConfig,
+        processes: Processes | None = None,
+    ) -> None:
         self.target = target
         self.head = head
         self.data = data
         self.config = config
+        self.processes = processes or Processes()
         self._full = output_layer(target)
         self._common, self._rare = _partition(data.distinct_tokens(), target.vocab_size)
 
     def __call__(self, step: int, epoch: int, sequences: Sequence[int]) -> tuple[float, int]:
-        """(loss, blocks). The loss is the mean over rows that carry loss, by their weights, of the whole step."""
+        """This process's part of (loss, blocks), for its ``sequences``: possibly none. A collective."""
         layer = self._output_layer(step)
         blocks = [self._blocks(epoch, sequence) for sequence in sequences]
-        total = sum(float(b.weights.sum()) for b in blocks)
+        [total] = self.processes.sum(sum(float(b.weights.sum()) for b in blocks))
         losses = [self._accumulate(layer, s, b, total) for s, b in zip(sequences, blocks, strict=True)]
-        return sum(losses), sum(len(b.anchors) for b in blocks)
+        return sum(losses, 0.0), sum(len(b.anchors) for b in blocks)
 
     def _accumulate(self, layer: OutputLayer, sequence: int, blocks: Blocks, total: float) -> float:
         if not bool(blocks.weights.any()):
@@ -42,12 +54,13 @@ class GradientStep:
         captured = self.data.read(sequence, rows=int(blocks.anchors.max()))
         positions, rows = blocks.teacher_rows[blocks.weights > 0].unique(return_inverse=True)
         teacher = teach(layer, captured.hidden[positions].to(device))
-        context = self.head.context(captured.taps.to(device, self.head.dtype))
-        embeds = self.target.embed(blocks.input_ids).to(self.head.dtype)
-        hidden = self.head.forward_train(context, embeds, blocks.anchors.to(device))[:, 1:]
-        if self.head.transition is not None:
-            shift, _ = self.head.transition(self.target.embed(captured.token_ids[blocks.teacher_rows]))
-            hidden = hidden + shift.to(hidden.dtype)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            context = self.head.context(captured.taps.to(device, self.head.dtype))
+            embeds = self.target.embed(blocks.input_ids).to(self.head.dtype)
+            hidden = self.head.forward_train(context, embeds, blocks.anchors.to(device))[:, 1:]
+            if self.head.transition is not None:
+                shift, _ = self.head.transition(self.target.embed(captured.token_ids[blocks.teacher_rows]))
+                hidden = hidden + shift.to(hidden.dtype)
         carrying = (blocks.weights > 0).to(device)
         weights = (blocks.weights[blocks.weights > 0] / total).to(device)
         loss = weighted_kl(layer, hidden[carrying], teacher, rows.to(device), weights)

@@ -53,7 +53,7 @@ def make_config(prompts_file: Path, tmp_path: Path) -> Callable[..., TrainConfig
             "log_every": 2,
             "eval_every": 4,
             "eval_max_tokens": 12,
-            "tree_budget": 4,
+            "eval_budgets": (4, 8),
             "shard_sequences": 5,
             "learning_rate": 3e-3,
             "dtype": "float32",

@@ -16,6 +16,7 @@ from jetspec.train.blocks import keyed_generator, make_blocks, sample_anchors
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.dataset import Captured, CapturedSequences
 from jetspec.train.prompts import Prompt
+from jetspec.train.schedule import share_out
 from jetspec.train.step import GradientStep
 
 PROMPTS = [
@@ -135,3 +136,31 @@ def test_negatives_that_cover_the_vocabulary_change_nothing(
     assert all_but_one == pytest.approx(whole, rel=0.02)
     assert few != whole
     assert few == pytest.approx(whole, rel=0.3)
+
+
+def test_bfloat16_arithmetic_leaves_weights_and_gradients_in_float32(
+    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype] = []
+    forward = functional.linear
+    monkeypatch.setattr(functional, "linear", lambda x, *rest: seen.append((y := forward(x, *rest)).dtype) or y)
+    heads = {precision: new_head(target) for precision in ("float32", "bfloat16")}
+    losses = {}
+    for precision, head in heads.items():
+        seen.clear()
+        losses[precision] = GradientStep(target, head, data, make_config(precision=precision))(0, 0, [0, 1, 2])[0]
+        assert set(seen) == {getattr(torch, precision)}
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+    assert losses["bfloat16"] != losses["float32"]
+    for exact, rounded in zip(*(gradients(head) for head in heads.values()), strict=True):
+        assert rounded.dtype == torch.float32
+        assert torch.cosine_similarity(exact.flatten(), rounded.flatten(), 0) > 0.98
+
+
+def test_shares_are_disjoint_whole_and_balanced() -> None:
+    counts = [8, 8, 8, 1, 1, 2, 4, 8]
+    shares = share_out(range(8), counts, 3)
+    assert sorted(s for share in shares for s in share) == list(range(8))
+    assert sorted(sum(counts[s] for s in share) for share in shares) == [12, 12, 16]
+    assert share_out([5], counts, 3) == [[5], [], []]
+    assert share_out([5, 2, 0], counts, 1) == [[5, 2, 0]]

@@ -1,0 +1,129 @@
+"""An exported head loads back to equal logits, is what vLLM reads, and reaches the hub whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from jetspec.cli import app
+from jetspec.errors import JetSpecError
+from jetspec.export import check_for_vllm, export_hub
+from jetspec.head import DraftHead, load_head, save_head
+from jetspec.target import Target
+from tests.tiny import tiny_target
+
+#: A training configuration names the user's own paths: it stays.
+FILES = ["README.md", "config.json", "model.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target(seed=2)
+
+
+@pytest.fixture(scope="module")
+def folder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head as training leaves it."""
+    folder = tmp_path_factory.mktemp("head")
+    head = DraftHead.from_target(target, num_layers=2, block_size=4, num_taps=2, mask_token_id=127)
+    save_head(head, folder)
+    (folder / "README.md").write_text("# A head\n")
+    (folder / "train_config.json").write_text("{}\n")
+    (folder / "metrics.jsonl").write_text("{}\n")
+    return folder
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+
+
+def logits(target: Target, folder: Path) -> torch.Tensor:
+    head = load_head(folder, dtype=torch.float32)
+    taps = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))
+    block = target.embed(torch.tensor([[1, 127, 127, 127]]))
+    return target.lm_head(head.forward_train(head.context(taps), block, torch.tensor([9])))
+
+
+@pytest.mark.parametrize("destination", ["directory", "vllm"])
+def test_an_exported_directory_loads_back_to_equal_logits(
+    target: Target, folder: Path, tmp_path: Path, destination: str
+) -> None:
+    result = call("--head", folder, "--to", destination, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert torch.equal(logits(target, tmp_path / "out"), logits(target, folder))
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == FILES
+
+
+def test_what_vllm_reads(target: Target, folder: Path, tmp_path: Path) -> None:
+    """Its loader takes the tensors' names and these fields; embedding and output layer are the target's."""
+    result = call("--head", folder, "--to", "vllm", "--output", tmp_path, "--dtype", "bfloat16", "--json")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["architectures"], config["model_type"]) == (["DFlashDraftModel"], "qwen3")
+    assert config["dflash_config"].items() >= {"causal": True, "mask_token_id": 127, "target_layer_ids": [1, 3]}.items()
+    assert config["dtype"] == "bfloat16"
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert {name.split(".")[0] for name in tensors} == {"fc", "hidden_norm", "layers", "norm"}
+    assert json.loads(result.stdout)["speculative_config"] == {
+        "method": "dflash",
+        "model": str(tmp_path),
+        "num_speculative_tokens": 3,
+    }
+
+
+def test_heads_that_vllm_would_misread_are_refused(folder: Path) -> None:
+    head = load_head(folder)
+    head.transition = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(JetSpecError, match=r"vLLM reads no transition\.weight"):
+        check_for_vllm(head)
+    shifted = load_head(folder)
+    object.__setattr__(shifted.config, "shifted", True)
+    with pytest.raises(JetSpecError, match="shifted"):
+        check_for_vllm(shifted)
+
+
+class Hub:
+    """Stands in for the hub's API."""
+
+    def __init__(self, copies: Path) -> None:
+        self.copies = copies
+        self.calls: list[dict[str, Any]] = []
+
+    def create_repo(self, repository: str, **options: Any) -> str:
+        if "/" not in repository:
+            raise OSError("401 Unauthorized\nmore")
+        self.calls.append({"repository": repository, **options})
+        return f"https://example.org/{repository}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, **_: Any) -> None:
+        shutil.copytree(folder_path, self.copies / repo_id)
+
+
+def test_the_hub_gets_a_head_that_loads(
+    target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    result = call("--head", folder, "--to", "hub", "--repo", "me/head", "--private", "--json")
+    assert json.loads(result.stdout) == {"address": "https://example.org/me/head"}
+    assert hub.calls == [{"repository": "me/head", "private": True, "exist_ok": True}]
+    assert torch.equal(logits(target, tmp_path / "me" / "head"), logits(target, folder))
+    assert sorted(path.name for path in (tmp_path / "me" / "head").iterdir()) == FILES
+    with pytest.raises(JetSpecError, match="--repo nobody: 401 Unauthorized; is"):
+        export_hub(load_head(folder), "nobody")
+
+
+@pytest.mark.parametrize(("to", "missing"), [("hub", "--repo"), ("vllm", "--output"), ("directory", "--output")])
+def test_a_missing_destination_is_named(folder: Path, to: str, missing: str) -> None:
+    result = call("--head", folder, "--to", to)
+    assert result.exit_code == 1
+    assert f"{missing}: needed with --to {to}" in result.stderr

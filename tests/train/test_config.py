@@ -1,0 +1,108 @@
+"""A configuration from a file, from flags and from Python is checked in one place."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import jetspec.train.run as run_module
+from jetspec.cli import app
+from jetspec.errors import JetSpecError
+from jetspec.train import TrainConfig
+from jetspec.train.config import read_config_file
+
+NEEDED = {"target": "t", "prompts": "p", "output": "o"}
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """The configurations that the command would have trained with."""
+    configs: list[TrainConfig] = []
+
+    def train(config: TrainConfig, **_: Any) -> None:
+        configs.append(config)
+        raise JetSpecError("not trained")
+
+    monkeypatch.setattr(run_module, "train", train)
+    return configs
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+def test_flags_win_over_the_file(tmp_path: Path, configured: list[TrainConfig]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "target: t\nprompts: p\noutput: o\nlearning_rate: 1e-4\nepochs: 2\neval_budgets: [8, 32]\n"
+        "causal: false\nmask_token: 7\nmax_steps: null\n"
+    )
+    call("--config", file, "--epochs", 6, "--eval-budgets", "4", "--target-layer-ids", "1,3")
+    assert configured == [
+        TrainConfig(
+            **NEEDED,
+            learning_rate=1e-4,
+            epochs=6,
+            eval_budgets=(4,),
+            causal=False,
+            mask_token=7,
+            target_layer_ids=(1, 3),
+        )
+    ]
+
+
+def test_the_resolved_configuration_and_the_command_reproduce_it(tmp_path: Path, configured: list[TrainConfig]) -> None:
+    config = TrainConfig(
+        **{**NEEDED, "output": str(tmp_path / "a b")},
+        causal=False,
+        fsdp=True,
+        eval_budgets=(4, 8),
+        gamma=2.5,
+        chat=False,
+    )
+    file = tmp_path / "train_config.json"
+    file.write_text(json.dumps(config.to_dict()))
+    call("--config", file)
+    call(*shlex.split(config.command())[2:])
+    assert configured == [config, config]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3", "unknown field 'epoch'; did you mean epochs?"),
+        ("xyzzy: 3", "unknown field 'xyzzy'; known are target, "),
+        ("epochs: many", "epochs='many': must be a whole number"),
+        ("epochs: true", "epochs=True: must be a whole number"),
+        ("epochs: 1.5", "epochs=1.5: must be a whole number"),
+        ("causal: 1", "causal=1: must be true or false"),
+        ("warmup: 2", "warmup=2.0: must be at most 1"),
+        ("gamma: 0", "gamma=0.0: must be above 0"),
+        ("eval_budgets: [0]", "eval_budgets=0: must be at least 1"),
+        ("eval_budgets: []", "eval_budgets=[]: give a list"),
+        ("precision: float64", "precision='float64': one of float32, bfloat16"),
+        ("output: null", "output: missing; give --output"),
+        ("- 1", "must hold fields and values"),
+        ("a: [", "config: cannot read"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, configured: list[TrainConfig], text: str, message: str) -> None:
+    file = tmp_path / "run.yaml"
+    rest = "" if text.startswith(("-", "a:")) else f"\ntarget: t\nprompts: p\n{'' if 'output' in text else 'output: o'}"
+    file.write_text(text + rest)
+    result = call("--config", file)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not configured
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{'target': 1}")
+    for name in ("absent.yaml", "broken.json"):
+        with pytest.raises(JetSpecError, match=f"config: cannot read .*{name}"):
+            read_config_file(tmp_path / name)
