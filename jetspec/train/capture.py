@@ -132,6 +132,7 @@ def _run(
         num_blocks=blocks_for(lengths, max_running),
         block_size=BLOCK_SIZE,
         max_running=max_running,
+        share_prefixes=False,  # rows behind a shared prefix would not run, and not be seen
         tap_layers=settings.tap_layers,
         want_hidden=True,
         observer=recorder,

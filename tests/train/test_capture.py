@@ -77,6 +77,14 @@ def test_a_killed_capture_goes_on_after_its_last_whole_shard(target: Target, tmp
     assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
+def test_prompts_that_begin_alike_are_captured_whole(target: Target, tmp_path: Path) -> None:
+    prompts = [Prompt(tuple(range(40))), Prompt((*range(40), 50, 51)), Prompt((*range(40), 50, 51), (52, 53))]
+    capture(target, prompts, tmp_path, SETTINGS, max_running=1)
+    data = CapturedSequences(tmp_path)
+    assert torch.equal(data.read(0).taps[:40], data.read(1).taps[:40])
+    assert [len(data.read(i).taps) for i in range(3)] == [length - 1 for length in data.lengths]
+
+
 def test_sampled_answers_are_seeded_by_prompt(target: Target, tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, temperature=1.0)
     same = [PROMPTS[0]] * 4
