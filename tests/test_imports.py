@@ -18,6 +18,7 @@ MODEL = {"attention", "tree", "sampling", "detokenize"} | LEAVES
 ENGINE = {"engine", "head", "target", "exact", "packing"} | MODEL
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "prompts": LEAVES,
     "tree": LEAVES,
     "sampling": {"tree"} | LEAVES,
     "detokenize": LEAVES,
@@ -31,10 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"requests"} | ENGINE,
     "async_llm": {"llm", "requests"} | ENGINE,
     "verify": {"llm"} | ENGINE,
-    "train": {"llm"} | ENGINE,
+    "train": {"llm", "prompts"} | ENGINE,
     "serve": {"llm", "async_llm", "requests"} | ENGINE,
-    "bench": {"llm"} | ENGINE,
-    "cli": {"__init__", "llm", "verify", "train", "serve", "bench"} | ENGINE,
+    "bench": {"llm", "prompts"} | ENGINE,
+    "cli": {"__init__", "llm", "prompts", "verify", "train", "serve", "bench"} | ENGINE,
     "__main__": {"cli"},
     "__init__": {"llm", "async_llm"} | ENGINE,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import Enum
+from json import loads as parse_json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,11 @@ class Init(str, Enum):
     random = "random"
 
 
+class OnBadRows(str, Enum):
+    refuse = "refuse"
+    skip = "skip"
+
+
 class Export(str, Enum):
     best = "best"
     last = "last"
@@ -31,10 +37,16 @@ def train(
     target: Annotated[
         str, typer.Option("--target", "-t", help="Target model: alias, hub id, directory or .gguf file.")
     ],
-    prompts: Annotated[
-        Path, typer.Option("--prompts", "-f", help="File of prompts: one a line, or .jsonl (see docs/training.md).")
-    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the head; a run there goes on.")],
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts",
+            "-f",
+            help="Prompts: a text file, .jsonl, .json, or hub:owner/name[/config][:split[:column]] "
+            "(see docs/training.md).",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     target_dtype: Annotated[str, typer.Option("--target-dtype", help="Number type the target runs in.")] = "auto",
     json: JsonOption = False,
@@ -52,6 +64,32 @@ def train(
         float, typer.Option(min=0.0, help="Of the target's answers; 0 is greedy.", rich_help_panel=ANSWERS)
     ] = 0.0,
     max_running: Annotated[int, typer.Option(min=1, help="Answers at the same time.", rich_help_panel=ANSWERS)] = 64,
+    self_prompts: Annotated[
+        int, typer.Option(min=0, help="Prompts that the target writes itself.", rich_help_panel=ANSWERS)
+    ] = 0,
+    regenerate: Annotated[
+        bool, typer.Option("--regenerate", help="Write given answers anew.", rich_help_panel=ANSWERS)
+    ] = False,
+    chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option(help='Switches of the chat template: {"enable_thinking": false}.', rich_help_panel=ANSWERS),
+    ] = None,
+    on_bad_rows: Annotated[
+        OnBadRows, typer.Option(help="What to do where a row cannot be used.", rich_help_panel=ANSWERS)
+    ] = OnBadRows.refuse,
+    answers_from: Annotated[
+        str | None,
+        typer.Option(help="Let this server answer: http://localhost:8000/v1.", rich_help_panel=ANSWERS),
+    ] = None,
+    answers_model: Annotated[
+        str | None, typer.Option(help="The target's name there; else that of --target.", rich_help_panel=ANSWERS)
+    ] = None,
+    answers_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with its API key.", rich_help_panel=ANSWERS)
+    ] = None,
+    answers_concurrency: Annotated[
+        int, typer.Option(min=1, help="Requests to it at the same time.", rich_help_panel=ANSWERS)
+    ] = 16,
     num_layers: Annotated[int, typer.Option(min=1, help="Layers of the head.", rich_help_panel=HEAD)] = 3,
     block_size: Annotated[
         int, typer.Option(min=2, help="Tokens of a block, the known one included.", rich_help_panel=HEAD)
@@ -126,7 +164,7 @@ def train(
         str, typer.Option("--license", help="Of the head, for its model card.", rich_help_panel=MEASURE)
     ] = "apache-2.0",
 ) -> None:
-    """Train a draft head for a target on a file of prompts.
+    """Train a draft head for a target on prompts.
 
     The target answers the prompts itself. The same command goes on where it was stopped. Progress goes to stderr.
     """
@@ -153,12 +191,18 @@ def config_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """The command's options as fields of `TrainConfig`.
 
     Raises:
-        JetSpecError: the layer list is not one.
+        JetSpecError: the layer list is not one, or the template's switches are not JSON.
     """
     values = {name: value for name, value in options.items() if name not in RUN_OPTIONS}
     values |= {name: value.value for name, value in values.items() if isinstance(value, Enum)}
     if values["mask_token"] is not None and values["mask_token"].isdecimal():
         values["mask_token"] = int(values["mask_token"])
+    switches = values["chat_template_kwargs"]
+    if switches is not None:
+        try:
+            values["chat_template_kwargs"] = parse_json(switches)
+        except ValueError as error:
+            raise JetSpecError(f"--chat-template-kwargs {switches}: not valid JSON: {error}") from error
     layers = values["target_layer_ids"]
     if layers is not None:
         try:

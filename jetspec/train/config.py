@@ -13,7 +13,7 @@ from jetspec.errors import JetSpecError
 #: Fields that change neither what is trained nor in which order; a resumed run may change them.
 FREE_FIELDS = frozenset(
     {"target", "prompts", "output", "log_every", "checkpoint_every", "checkpoint_minutes", "max_minutes", "dtype"}
-    | {"max_running", "license"}
+    | {"max_running", "license", "answers_concurrency", "answers_key_env"}
 )
 
 
@@ -23,15 +23,24 @@ class TrainConfig:
 
     Args:
         target: target model: alias, hub id, directory or .gguf file.
-        prompts: file of prompts, one a line, or ``.jsonl`` (see ``jetspec.train.prompts``).
+        prompts: file of prompts, one a line, ``.jsonl`` or ``.json``, or ``hub:owner/name[/config][:split[:column]]``
+            (see ``jetspec.prompts``); None trains on ``self_prompts`` alone.
         output: directory for the head, its model card, metrics, checkpoints and captured states.
         chat: put prompts through the target's chat template; None does so where it has one.
         eval_prompts: prompts held out, on which acceptance length is measured; 0 measures nothing.
-        max_prompts: train on this many prompts at most.
+        max_prompts: train on this many prompts and conversations at most.
         max_tokens: length of the target's answers.
         temperature: of the target's answers; 0 is greedy.
         shard_sequences: sequences captured and stored at a time.
         max_running: sequences the target answers at the same time.
+        self_prompts: this many more prompts, user turns that the target writes itself (needs a chat template).
+        regenerate: let the target write every answer anew, also where one is given.
+        chat_template_kwargs: switches of the chat template, as ``{"enable_thinking": False}``.
+        on_bad_rows: "refuse" prompts where a row cannot be used, or "skip" such rows.
+        answers_from: base address of an OpenAI-compatible server that writes the answers, as ``http://host:8000/v1``.
+        answers_model: the target's name there; None is ``target``.
+        answers_key_env: environment variable that holds the server's API key.
+        answers_concurrency: requests to the server at the same time.
         num_layers, block_size, num_taps, target_layer_ids, causal: shape of the head (``target_layer_ids`` wins over
             ``num_taps``).
         mask_token: id or text of the mask token; None chooses one that no prompt or answer uses.
@@ -61,7 +70,7 @@ class TrainConfig:
     """
 
     target: str
-    prompts: str | Path
+    prompts: str | Path | None = None
     output: str | Path
     chat: bool | None = None
     eval_prompts: int = 16
@@ -70,6 +79,14 @@ class TrainConfig:
     temperature: float = 0.0
     shard_sequences: int = 128
     max_running: int = 64
+    self_prompts: int = 0
+    regenerate: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    on_bad_rows: Literal["refuse", "skip"] = "refuse"
+    answers_from: str | None = None
+    answers_model: str | None = None
+    answers_key_env: str | None = None
+    answers_concurrency: int = 16
     num_layers: int = 3
     block_size: int = 8
     num_taps: int = 5
@@ -115,6 +132,20 @@ class TrainConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise JetSpecError(f"{name}={getattr(self, name)!r}: one of {', '.join(choices)}")
+        self._check_data()
+
+    def _check_data(self) -> None:
+        if self.prompts is None and not self.self_prompts:
+            raise JetSpecError("prompts: none; give a file or hub:owner/name, or let the target write self_prompts=N")
+        if self.chat is False and self.self_prompts:
+            raise JetSpecError(f"self_prompts={self.self_prompts}: needs the chat template; leave chat on")
+        if not isinstance(self.chat_template_kwargs, dict | None):
+            raise JetSpecError(f"chat_template_kwargs={self.chat_template_kwargs!r}: must be an object of switches")
+        if self.answers_from is not None and not self.answers_from.startswith(("http://", "https://")):
+            raise JetSpecError(f"answers_from={self.answers_from!r}: an address like http://localhost:8000/v1")
+        for name in ("answers_model", "answers_key_env"):
+            if self.answers_from is None and getattr(self, name) is not None:
+                raise JetSpecError(f"{name}={getattr(self, name)!r}: is for a server; give answers_from too")
 
     @property
     def depth_gamma(self) -> float:
@@ -148,6 +179,8 @@ _LEAST = {
     "temperature": 0,
     "shard_sequences": 1,
     "max_running": 1,
+    "self_prompts": 0,
+    "answers_concurrency": 1,
     "num_layers": 1,
     "block_size": 2,
     "num_taps": 1,
@@ -167,5 +200,6 @@ _POSITIVE = ("max_minutes", "gamma", "learning_rate", "max_grad_norm", "checkpoi
 _CHOICES = {
     "init": ("target", "random"),
     "export": ("best", "last"),
+    "on_bad_rows": ("refuse", "skip"),
     "dtype": ("float32", "bfloat16", "float16"),
 }

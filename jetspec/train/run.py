@@ -14,11 +14,12 @@ from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.card import model_card
 from jetspec.train.checkpoint import load_checkpoint
 from jetspec.train.config import TrainConfig
+from jetspec.train.data import training_prompts
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.display import Display
 from jetspec.train.files import write_atomically
 from jetspec.train.mask_token import choose_mask_token
-from jetspec.train.prompts import Prompt, read_prompts, split_prompts
+from jetspec.train.prompts import Prompt
 from jetspec.train.trainer import StepInfo, Trainer, Watcher
 
 
@@ -58,11 +59,8 @@ def train(
     """
     load_checkpoint(config)  # a run of another configuration is refused before the work starts
     target = load_target(config.target) if target is None else target
-    prompts = read_prompts(config.prompts, target.tokenizer, chat=config.chat)
-    training, held_out = split_prompts(
-        prompts, held_out=config.eval_prompts, max_prompts=config.max_prompts, seed=config.seed
-    )
     with Display(console or Console(quiet=True), config.log_every) as display:
+        training, held_out = training_prompts(target, config, say=display.say, track=display.track)
         data = _capture(target, training, config, display)
         head = _new_head(target, data, config)
         trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config)
@@ -108,7 +106,14 @@ def _capture(target: Target, prompts: list[Prompt], config: TrainConfig, display
         shard_sequences=config.shard_sequences,
     )
     folder = config.folder / "capture"
-    capture(target, prompts, folder, settings, max_running=config.max_running, on_progress=display.captured)
+    capture(
+        target,
+        prompts,
+        folder,
+        settings,
+        max_running=config.max_running,
+        on_progress=display.track("capturing answers"),
+    )
     return CapturedSequences(folder)
 
 
