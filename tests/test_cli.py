@@ -125,6 +125,12 @@ def test_generate_reads_files_and_stdin(folder: Path, tmp_path: Path) -> None:
     from_text, from_lines = call("generate", "-f", plain, *options), call("generate", "-f", lines, *options)
     found = [[json.loads(line)["prompt"] for line in r.stdout.splitlines()] for r in (from_text, from_lines)]
     assert found == [["first", "second"]] * 2
+    turns = [{"from": "human", "value": "first"}, {"from": "gpt", "value": "left out"}]
+    lines.write_text(json.dumps({"conversations": turns}) + '\n{"prompt_token_ids": [5, 6]}\n')
+    from_chat = [json.loads(line) for line in call("generate", "-f", lines, *options).stdout.splitlines()]
+    assert from_chat[0]["token_ids"] == json.loads(from_text.stdout.splitlines()[0])["token_ids"]
+    assert [r["prompt"] for r in from_chat] == [[{"role": "user", "content": "first"}], [5, 6]]
+    assert from_chat[1]["prompt_tokens"] == 2
     piped = call("generate", *options, input="from a pipe\n")
     assert json.loads(piped.stdout)["prompt"] == "from a pipe"
 
@@ -232,6 +238,8 @@ def test_train_writes_a_head_that_the_others_take(folder: Path, tmp_path: Path) 
         (("verify", "--target", "{target}", "--draft", "{head}", "--temperature", 0), "temperature"),
         (("train", "-t", "{target}", "-f", "{missing}", "-o", "{out}"), "prompts"),
         (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--target-layer-ids", "a"), "--target-layer-ids"),
+        (("train", "-t", "{target}", "-o", "{out}"), "prompts: none"),
+        (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--chat-template-kwargs", "x"), "not valid JSON"),
         (("demo", "--target", "{target}", "--draft", "{head}", "--dtype", "float17"), "float17"),
     ],
 )

@@ -65,9 +65,7 @@ ChatOption = Annotated[
 ]
 PromptsOption = Annotated[
     Path | None,
-    typer.Option(
-        "--prompts", "-f", help="Prompts: a text file (one a line), .jsonl, .json, or hub:owner/name[:split[:column]]."
-    ),
+    typer.Option("--prompts", "-f", help="Prompts: a text file (one a line), .jsonl, .json, or hub:owner/name."),
 ]
 
 #: Results. Progress and messages go to `messages`, so that stdout can be piped.

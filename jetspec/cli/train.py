@@ -43,8 +43,7 @@ def train(
         typer.Option(
             "--prompts",
             "-f",
-            help="Prompts: a text file, .jsonl, .json, or hub:owner/name[/config][:split[:column]] "
-            "(see docs/training.md).",
+            help="Prompts: a text file (one a line), .jsonl, .json, or hub:owner/name (see docs/training.md).",
         ),
     ] = None,
     device: DeviceOption = "auto",
