@@ -72,13 +72,13 @@ class BadRows:
         errors, self.errors = self.errors, []
         if not errors:
             return
-        shown = errors[:SHOWN] + ([f"and {len(errors) - SHOWN} more"] if len(errors) > SHOWN else [])
+        listed = errors[:SHOWN] + ([f"and {len(errors) - SHOWN} more"] if len(errors) > SHOWN else [])
         if not self.skip:
             if len(errors) == 1:
                 raise JetSpecError(errors[0])
-            raise JetSpecError("\n  ".join([f"{len(errors)} rows cannot be used; {fix}:", *shown]))
+            raise JetSpecError("\n  ".join([f"{len(errors)} rows cannot be used; {fix}:", *listed]))
         if say is not None:
-            say("\n  ".join([f"warning: skipped {len(errors)} rows that cannot be used:", *shown]))
+            say("\n  ".join([f"warning: skipped {len(errors)} rows that cannot be used:", *listed]))
 
 
 def read_rows(source: str | Path, bad: BadRows) -> list[Row]:
