@@ -234,6 +234,8 @@ def test_train_writes_a_head_that_the_others_take(folder: Path, tmp_path: Path) 
         (("verify", "--target", "{target}", "--draft", "{head}", "--temperature", 0), "temperature"),
         (("train", "-t", "{target}", "-f", "{missing}", "-o", "{out}"), "prompts"),
         (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--target-layer-ids", "a"), "target_layer_ids"),
+        (("train", "-t", "{target}", "-o", "{out}"), "prompts: none"),
+        (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--chat-template-kwargs", "x"), "not valid JSON"),
         (("demo", "--target", "{target}", "--draft", "{head}", "--dtype", "float17"), "float17"),
     ],
 )

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from jetspec.errors import JetSpecError
+from jetspec.prompts import BadRows, PromptInput, is_conversation, open_prompt, read_rows
 
 if TYPE_CHECKING:
     from jetspec.head import DraftHead
@@ -64,9 +65,7 @@ ChatOption = Annotated[
 ]
 PromptsOption = Annotated[
     Path | None,
-    typer.Option(
-        "--prompts", "-f", help="File of prompts: one a line, or .jsonl with a field prompt, question or text."
-    ),
+    typer.Option("--prompts", "-f", help="Prompts: a text file (one a line), .jsonl, .json, or hub:owner/name."),
 ]
 
 #: Results. Progress and messages go to `messages`, so that stdout can be piped.
@@ -125,45 +124,36 @@ def default_head(target: str) -> str:
     return target
 
 
-def read_prompts(path: Path) -> list[str]:
-    """Prompts of a text file (one a line) or a JSON-lines file (field `prompt`, `question` or `text`).
+def read_prompts(path: Path) -> list[PromptInput]:
+    """The prompts of a file or a hub dataset, whatever their form; answers that are there are left out.
 
     Raises:
-        JetSpecError: the file cannot be read, holds no prompt, or a line of it is not as described.
+        JetSpecError: it cannot be read, holds no prompt, or a row of it cannot be used.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JetSpecError(f"cannot read prompts from {path}: {error}") from error
-    prompts = [line for line in lines if line.strip()]
-    if path.suffix == ".jsonl":
-        prompts = [_prompt_of(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise JetSpecError(f"{path} holds no prompts")
-    return prompts
+    bad = BadRows()
+    rows = read_rows(path, bad)
+    for row in rows:
+        if row.tools is not None:
+            bad.errors.append(f"{row.where}: tools: only training takes them; remove the field")
+    bad.settle()
+    return [open_prompt(row.prompt) for row in rows]
 
 
-def _prompt_of(line: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise JetSpecError(f"{where}: not valid JSON: {error}") from error
-    found = [
-        record[k] for k in ("prompt", "question", "text") if isinstance(record, dict) and isinstance(record.get(k), str)
-    ]
-    if not found:
-        raise JetSpecError(f"{where}: a text under 'prompt', 'question' or 'text' is needed")
-    return found[0]
-
-
-def encode_prompts(llm: LLM, prompts: Sequence[str], chat: bool | None) -> list[list[int]]:
-    """Token ids of each prompt, through the chat template where asked for or, with `chat=None`, where there is one."""
+def encode_prompts(llm: LLM, prompts: Sequence[PromptInput], chat: bool | None) -> list[list[int]]:
+    """Token ids of each prompt. Texts go through the chat template where asked for or, with `chat=None`, where there
+    is one; conversations always do.
+    """
     if chat is None:
         chat = getattr(llm.target.tokenizer, "chat_template", None) is not None
-    if not chat:
-        return [llm.encode(p) for p in prompts]
-    rendered = [llm.render_chat([{"role": "user", "content": p}]) for p in prompts]
-    return [llm.encode(text, add_special_tokens=False) for text in rendered]
+    return [_encode(llm, prompt, chat) for prompt in prompts]
+
+
+def _encode(llm: LLM, prompt: Any, chat: bool) -> list[int]:
+    if isinstance(prompt, str):
+        if not chat:
+            return llm.encode(prompt)
+        prompt = [{"role": "user", "content": prompt}]
+    return llm.encode(llm.render_chat(prompt), add_special_tokens=False) if is_conversation(prompt) else prompt
 
 
 def decode(llm: LLM, ids: Sequence[int]) -> str:

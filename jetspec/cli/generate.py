@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from jetspec.cli.common import (
     DEFAULT_TARGET,
@@ -25,6 +26,7 @@ from jetspec.cli.common import (
     results,
 )
 from jetspec.errors import JetSpecError
+from jetspec.prompts import PromptInput, shown
 
 if TYPE_CHECKING:
     from jetspec.llm import RequestOutput
@@ -86,13 +88,13 @@ def generate(
             print_json(record(text, output))
             continue
         if len(texts) > 1:
-            results.rule(f"[dim]{text.splitlines()[0][:60]}[/]", style="dim", align="left")
+            results.rule(f"[dim]{escape(shown(text)[:60])}[/]", style="dim", align="left")
         sys.stdout.write("\n" if live else output.outputs[0].text + "\n")
     if not json:
         messages.print(summary(outputs), style="dim", highlight=False)
 
 
-def gather(prompts: list[str], prompts_file: PromptsOption) -> list[str]:
+def gather(prompts: list[str], prompts_file: PromptsOption) -> list[PromptInput]:
     """Prompts from the arguments, else the file, else stdin as one prompt.
 
     Raises:
@@ -106,10 +108,10 @@ def gather(prompts: list[str], prompts_file: PromptsOption) -> list[str]:
         prompts = [sys.stdin.read().strip()]
     if not any(p.strip() for p in prompts):
         raise JetSpecError("no prompt: give one as an argument, with --prompts FILE, or on stdin")
-    return prompts
+    return [*prompts]
 
 
-def record(prompt: str, output: RequestOutput) -> dict[str, Any]:
+def record(prompt: PromptInput, output: RequestOutput) -> dict[str, Any]:
     completion, metrics = output.outputs[0], output.metrics
     return {
         "prompt": prompt,

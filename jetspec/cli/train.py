@@ -75,6 +75,8 @@ def option_parameters() -> list[inspect.Parameter]:
 def _parameter(field: dataclasses.Field[Any], option: Option, kind: Kind) -> inspect.Parameter:
     default: Any = None if field.default is dataclasses.MISSING else field.default
     hint: Any = kind.types[0] if len(kind.types) == 1 else str
+    if dict in kind.types:
+        hint = str
     if kind.entries is not None:
         hint, default = str, None if default is None else ",".join(map(str, default))
     if kind.choices:

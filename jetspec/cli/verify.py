@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +29,7 @@ from jetspec.cli.common import (
     results,
     token_text,
 )
+from jetspec.prompts import PromptInput, shown
 
 if TYPE_CHECKING:
     from jetspec.llm import LLM
@@ -62,7 +64,7 @@ def verify(
     Greedy tokens and seeded samples must equal plain decoding, alone and in a batch; sampled tokens must
     fit the target's own probabilities. The exit status is 0 only if every check passes.
     """
-    texts = list(PROMPTS) if prompts_file is None else read_prompts(prompts_file)
+    texts: list[PromptInput] = [*PROMPTS] if prompts_file is None else read_prompts(prompts_file)
     model, head = load_pair(target, draft, device=device, dtype=dtype)
     from jetspec import verify as checks
     from jetspec.llm import LLM
@@ -88,7 +90,7 @@ def verify(
         raise fail("the output is not the target's own")
 
 
-def show(report: Report, llm: LLM, prompts: list[str]) -> None:
+def show(report: Report, llm: LLM, prompts: Sequence[PromptInput]) -> None:
     """Print every check, the first difference of each that failed, and the verdict."""
     checks = Table(box=None, padding=(0, 3, 0, 0), header_style="cyan")
     for title in ("check", "at once", "compared", "result"):
@@ -112,10 +114,10 @@ def verdict(passed: bool) -> str:
     return "[green]same[/]" if passed else "[bold red]differs[/]"
 
 
-def show_difference(difference: Difference, llm: LLM, prompts: list[str]) -> None:
+def show_difference(difference: Difference, llm: LLM, prompts: Sequence[PromptInput]) -> None:
     context = decode(llm, difference.context)[-CONTEXT_SHOWN:]
     lines = [
-        f"  prompt    {difference.prompt_index + 1}: {prompts[difference.prompt_index][:60]}",
+        f"  prompt    {difference.prompt_index + 1}: {shown(prompts[difference.prompt_index])[:60]}",
         f"  position  {difference.position} of the answer",
         f"  context   ...{context!r}",
         f"  plain     {_token(llm, difference.expected)}",

@@ -50,13 +50,13 @@ def capture(
     settings: CaptureSettings,
     *,
     max_running: int = 64,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int, int], None] | None = None,
     processes: Processes | None = None,
 ) -> None:
     """Fill ``folder`` with the shards of ``prompts``, going on where an earlier call stopped.
 
     Several ``processes`` share out the shards; all return when all shards are there.
-    ``on_progress`` is called with (sequences done, sequences in all).
+    ``on_progress`` is called with (sequences done, sequences in all, tokens written by this call).
 
     Raises:
         JetSpecError: ``folder`` holds a capture of another target, other prompts or other settings; a prompt does not
@@ -68,13 +68,20 @@ def capture(
     _check_prompts(target, prompts)
     size = settings.shard_sequences
     shards = [folder / f"shard-{number:05d}.json" for number in range(-(-len(prompts) // size))]
+    written = 0
     for number in range(processes.rank, len(shards), processes.count):
         if shards[number].exists():
             continue
         first = number * size
         if on_progress is not None:
-            on_progress(first, len(prompts))
-        recorded = _run(target, prompts[first : first + size], first, settings, max_running, on_progress, len(prompts))
+            on_progress(first, len(prompts), written)
+
+        def report(done: int, tokens: int, first: int = first, before: int = written) -> None:
+            if on_progress is not None:
+                on_progress(first + done, len(prompts), before + tokens)
+
+        recorded = _run(target, prompts[first : first + size], first, settings, max_running, report)
+        written += sum(len(r.token_ids) - r.loss_start for r in recorded)
         write_atomically(shards[number].with_suffix(".safetensors"), save(_pack(recorded)))
         index = {"lengths": [len(r.token_ids) for r in recorded], "loss_starts": [r.loss_start for r in recorded]}
         write_atomically(shards[number], json.dumps(index).encode())
@@ -83,7 +90,7 @@ def capture(
         time.sleep(0.2)
     processes.wait()
     if on_progress is not None:
-        on_progress(len(prompts), len(prompts))
+        on_progress(len(prompts), len(prompts), written)
 
 
 @dataclass
@@ -127,10 +134,12 @@ def _run(
     first: int,
     settings: CaptureSettings,
     max_running: int,
-    on_progress: Callable[[int, int], None] | None,
-    total: int,
+    report: Callable[[int, int], None],
 ) -> list[_Recorded]:
-    """Answer ``prompts``, whose numbers start at ``first``, and return them in order."""
+    """Answer ``prompts``, whose numbers start at ``first``, and return them in order.
+
+    ``report`` is called with (sequences done, tokens of their answers).
+    """
     recorder = _Recorder()
     lengths = [
         len(p.token_ids) + (settings.max_tokens if p.response_ids is None else len(p.response_ids)) for p in prompts
@@ -140,6 +149,7 @@ def _run(
         num_blocks=blocks_for(lengths, max_running),
         block_size=BLOCK_SIZE,
         max_running=max_running,
+        share_prefixes=False,  # rows behind a shared prefix would not run, and not be seen
         tap_layers=settings.tap_layers,
         want_hidden=True,
         observer=recorder,
@@ -161,8 +171,8 @@ def _run(
             prompt = prompts[number]
             token_ids = sequence.token_ids if prompt.response_ids is None else sequence.prompt_ids
             done[number] = recorder.take(sequence.request_id, list(token_ids), len(prompt.token_ids))
-        if finished and on_progress is not None:
-            on_progress(first + len(done), total)
+        if finished:
+            report(len(done), sum(len(r.token_ids) - r.loss_start for r in done.values()))
     return [done[number] for number in range(len(prompts))]
 
 
@@ -207,13 +217,13 @@ def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> 
 def _fingerprint(target: Target, prompts: Sequence[Prompt], settings: CaptureSettings) -> dict[str, str]:
     """What a capture depends on, by name: digests of the target and the prompts, and the settings themselves."""
     return {
-        "target": _target_digest(target),
+        "target": target_digest(target),
         "prompts": _digest(repr([(p.token_ids, p.response_ids) for p in prompts]).encode()),
         **{name: repr(value) for name, value in vars(settings).items()},
     }
 
 
-def _target_digest(target: Target) -> str:
+def target_digest(target: Target) -> str:
     """Of a sample of every weight: a loaded model has no other identity."""
     state = hashlib.blake2b(digest_size=16)
     for name, weight in target.model.state_dict().items():

@@ -22,7 +22,10 @@ def model_card(
     tokens: int,
 ) -> str:
     """Markdown: what the head is for, its data, its recipe, what was measured."""
-    source = Path(config.prompts).name
+    source = " and ".join(
+        ([f"`{Path(config.prompts).name}`"] if config.prompts is not None else [])
+        + ([f"{config.self_prompts} user turns that the target wrote"] if config.self_prompts else [])
+    )
     sampling = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
     precision = "" if config.precision == "float32" else f" Arithmetic in {config.precision}, weights in float32."
     vocabulary = "over the whole vocabulary"
@@ -54,8 +57,8 @@ llm = LLM("{config.target}", draft="path/to/this/directory")
 
 ## Data
 
-{sequences} prompts of `{source}` with the target's answers ({sampling}, or as the file gives them, up to
-{config.max_tokens} tokens): {tokens} tokens. {config.eval_prompts} other prompts of the file were held out.
+{sequences} prompts of {source} with the target's answers ({sampling}, or as the file gives them, up to
+{config.max_tokens} tokens): {tokens} tokens. {config.eval_prompts} other prompts were held out.
 
 ## Recipe
 

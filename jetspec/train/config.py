@@ -32,8 +32,11 @@ class TrainConfig:
     """
 
     target: str = option(help="Target model: alias, hub id, directory or .gguf file.", flags=("-t",), free=True)
-    prompts: str | Path = option(
-        help="File of prompts: one a line, or .jsonl (see docs/training.md).", flags=("-f",), free=True
+    prompts: str | Path | None = option(
+        None,
+        help="Prompts: a text file (one a line), .jsonl, .json, or hub:owner/name (see docs/training.md).",
+        flags=("-f",),
+        free=True,
     )
     output: str | Path = option(help="Directory for the head; a run there goes on.", flags=("-o",), free=True)
 
@@ -44,6 +47,24 @@ class TrainConfig:
     max_tokens: int = option(256, help="Longest answer.", group=ANSWERS, least=2)
     temperature: float = option(0.0, help="Of the target's answers; 0 is greedy.", group=ANSWERS, least=0)
     max_running: int = option(64, help="Answers at the same time.", group=ANSWERS, least=1, free=True)
+    self_prompts: int = option(0, help="Prompts that the target writes itself.", group=ANSWERS, least=0)
+    regenerate: bool = option(False, help="Write given answers anew.", group=ANSWERS, flags=("--regenerate",))
+    chat_template_kwargs: dict | None = option(
+        None, help='Switches of the chat template: {"enable_thinking": false}.', group=ANSWERS
+    )
+    on_bad_rows: Literal["refuse", "skip"] = option(
+        "refuse", help="What to do where a row cannot be used.", group=ANSWERS
+    )
+    answers_from: str | None = option(
+        None, help="Let this OpenAI-compatible server answer: http://localhost:8000/v1.", group=ANSWERS
+    )
+    answers_model: str | None = option(None, help="The target's name there; else that of --target.", group=ANSWERS)
+    answers_key_env: str | None = option(
+        None, help="Environment variable with the server's API key.", group=ANSWERS, free=True
+    )
+    answers_concurrency: int = option(
+        16, help="Requests to the server at the same time.", group=ANSWERS, least=1, free=True
+    )
     shard_sequences: int = option(128, help="Answers captured and stored at a time.", group=ANSWERS, least=1)
 
     num_layers: int = option(3, help="Layers of the head.", group=HEAD, least=1)
@@ -121,6 +142,18 @@ class TrainConfig:
         for field in dataclasses.fields(self):
             value = checked(field.name, getattr(self, field.name), _KINDS[field.name], option_of(field))
             object.__setattr__(self, field.name, value)
+        self._check_data()
+
+    def _check_data(self) -> None:
+        if self.prompts is None and not self.self_prompts:
+            raise JetSpecError("prompts: none; give a file or hub:owner/name, or let the target write self_prompts=N")
+        if self.chat is False and self.self_prompts:
+            raise JetSpecError(f"self_prompts={self.self_prompts}: needs the chat template; leave chat on")
+        if self.answers_from is not None and not self.answers_from.startswith(("http://", "https://")):
+            raise JetSpecError(f"answers_from={self.answers_from!r}: an address like http://localhost:8000/v1")
+        for name in ("answers_model", "answers_key_env"):
+            if self.answers_from is None and getattr(self, name) is not None:
+                raise JetSpecError(f"{name}={getattr(self, name)!r}: is for a server; give answers_from too")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "configuration") -> TrainConfig:

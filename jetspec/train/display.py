@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -52,8 +54,17 @@ class Display:
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def captured(self, done: int, total: int) -> None:
-        self._advance("capturing answers", done, total, "")
+    def track(self, name: str) -> Callable[[int, int, int], None]:
+        """A bar for work that is told as (done, in all, tokens written since it began)."""
+        started = time.monotonic()
+
+        def advance(done: int, total: int, tokens: int) -> None:
+            speed = f"{tokens / (time.monotonic() - started):.0f} tokens/s" if tokens else ""
+            self._advance(name, done, total, speed)
+            if not self.console.is_terminal and done == total:
+                self.say(f"{name}: {done} {speed}".rstrip())
+
+        return advance
 
     def stepped(self, info: StepInfo) -> None:
         past = info.loss if self._smoothed is None else self._smoothed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
@@ -117,6 +118,11 @@ def _scalar(name: str, value: Any, wanted: tuple[type, ...]) -> Any:
     if type(value) in wanted or (Path in wanted and isinstance(value, Path)):
         # An id may be written as text where text is allowed as well.
         return int(value) if int in wanted and isinstance(value, str) and value.isdecimal() else value
+    if dict in wanted and isinstance(value, str):
+        try:
+            return _scalar(name, json.loads(value), wanted)
+        except ValueError as error:
+            raise JetSpecError(f"{name}={value}: not valid JSON: {error}") from error
     if float in wanted and type(value) is int:
         return float(value)
     if isinstance(value, str) and bool not in wanted:
@@ -129,5 +135,12 @@ def _scalar(name: str, value: Any, wanted: tuple[type, ...]) -> Any:
     raise JetSpecError(f"{name}={value!r}: must be {' or '.join(_NAMES.get(t, t.__name__) for t in wanted)}")
 
 
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    dict: "an object",
+}
 _EXAMPLES = {int: "1,8,15", str: "a,b"}

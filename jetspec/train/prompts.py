@@ -1,25 +1,25 @@
-"""The prompts file, and the split into prompts to train on and prompts held out.
+"""From rows to what is trained on: one prompt with its answer for every turn of the assistant.
 
-A ``.jsonl`` file holds one object a line: the prompt under ``prompt``, ``question`` or ``text`` (a string),
-``messages`` (a conversation) or ``prompt_token_ids``; and, where the target has answered already, ``response`` (a
-string) or ``response_token_ids``. A conversation that ends with the assistant's turn holds its response. Any other file
-is plain text with one prompt a line.
+A conversation is not laid out as one sequence with several answers: what a template makes of an earlier turn is often
+not what the target wrote there (thinking is dropped, an empty thought or a newline is added), so a later turn would be
+trained behind a context that serving never shows. A prompt for each turn is rendered as the server renders it.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from jetspec.errors import JetSpecError
+from jetspec.prompts import BadRows, Message, PromptInput, Row, is_answer, is_conversation
 from jetspec.train.blocks import keyed_generator
+from jetspec.train.render import Renderer
 
-TEXT_FIELDS = ("prompt", "question", "text")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,138 +30,141 @@ class Prompt:
     response_ids: tuple[int, ...] | None = None
 
 
-def read_prompts(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase | None, *, chat: bool | None = None
-) -> list[Prompt]:
-    """Read a prompts file. ``chat`` puts prompts through the chat template (None: where there is one).
+@dataclass(frozen=True)
+class Conversation:
+    """A row and its prompts, behind the earlier turns that the row gives."""
+
+    row: Row
+    prompts: list[Prompt]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A turn that the target is to write."""
+
+    token_ids: tuple[int, ...]
+    prompt: PromptInput
+    tools: list[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the target wrote. ``finished`` is False where the longest answer cut it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finished: bool
+
+
+#: Answers a batch, in order; an error stands for the answer that it prevented.
+Answerer = Callable[[list[Ask]], Sequence[Answer | JetSpecError]]
+Turns = Generator[Ask, Answer, list[Prompt]]
+
+
+def turns(row: Row, renderer: Renderer, *, regenerate: bool = False, ask_last: bool = False) -> Turns:
+    """The prompts of a row. Yields the turns that the target must write before it can go on, and is sent the answers.
+
+    Answers that the row gives are used, or with ``regenerate`` written anew. The last turn, if it is to be written, is
+    left without an answer unless ``ask_last``: nothing follows it. A conversation ends with an answer that was cut.
 
     Raises:
-        JetSpecError: the file cannot be read or holds no prompt, or a line is not as described; names line and field.
+        JetSpecError: a turn cannot be rendered or does not fit the target.
     """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JetSpecError(f"prompts: cannot read {path}: {error}") from error
-    encoder = _Encoder(tokenizer, chat)
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    prompts: list[Prompt] = []
+    history, rounds = _rounds(row, renderer)
+    for number, (before, given) in enumerate(rounds, 1):
+        if before:
+            history = [*history, *before]
+        token_ids = renderer.prompt(history, row.tools)
+        if given is not None and not regenerate:
+            words = given["content"] if isinstance(given, dict) else given
+            prompts.append(Prompt(token_ids, renderer.answer(words)))
+            if isinstance(given, dict):
+                history = [*history, given]
             continue
-        try:
-            prompts.append(_from_record(_parse(line), encoder) if path.suffix == ".jsonl" else encoder.prompt(line))
-        except JetSpecError as error:
-            raise JetSpecError(f"{path}, line {number}: {error}") from error
-    if not prompts:
-        raise JetSpecError(f"prompts: {path} holds none")
+        if number == len(rounds) and not ask_last:
+            prompts.append(Prompt(token_ids))
+            break
+        answer = yield Ask(token_ids, history, row.tools)
+        prompts.append(Prompt(token_ids, answer.token_ids))
+        if not answer.finished or number == len(rounds):
+            break
+        history = [*history, {"role": "assistant", "content": answer.text}]
     return prompts
 
 
-def split_prompts(
-    prompts: list[Prompt], *, held_out: int, max_prompts: int | None, seed: int
-) -> tuple[list[Prompt], list[Prompt]]:
-    """(prompts to train on, prompts held out). The latter are drawn by ``seed``; copies of them are never trained on.
+def answer_rows(
+    rows: Sequence[Row], start: Callable[[Row], Turns], answerer: Answerer, bad: BadRows
+) -> list[list[Prompt]]:
+    """The prompts of each row, all conversations one turn at a time; of those noted in ``bad``, none."""
+    results: list[list[Prompt]] = [[] for _ in rows]
+    waiting: list[tuple[int, Turns, Ask]] = []
+
+    def advance(number: int, conversation: Turns, step: Callable[[], Ask]) -> None:
+        with bad.at(rows[number].where):
+            try:
+                waiting.append((number, conversation, step()))
+            except StopIteration as stop:
+                results[number] = stop.value
+
+    for number, row in enumerate(rows):
+        conversation = start(row)
+        advance(number, conversation, partial(next, conversation))
+    while waiting:
+        batch = waiting.copy()
+        waiting.clear()
+        answers = answerer([ask for _, _, ask in batch])
+        for (number, conversation, _), answer in zip(batch, answers, strict=True):
+            if isinstance(answer, JetSpecError):
+                advance(number, conversation, partial(conversation.throw, answer))
+            else:
+                advance(number, conversation, partial(conversation.send, answer))
+    return results
+
+
+def unique(items: Iterable[T], key: Callable[[T], Hashable], seen: Iterable[Hashable] = ()) -> list[T]:
+    """The first item of each key, in order, without those whose key is in ``seen``."""
+    known, kept = set(seen), []
+    for item in items:
+        if (name := key(item)) not in known:
+            known.add(name)
+            kept.append(item)
+    return kept
+
+
+def split_held_out(items: Sequence[T], *, held_out: int, max_prompts: int | None, seed: int) -> tuple[list[T], list[T]]:
+    """(items to train on, items held out). The latter are drawn by ``seed``; whole conversations, so none is in both.
 
     Raises:
         JetSpecError: nothing would be left to train on.
     """
-    order = torch.randperm(len(prompts), generator=keyed_generator(seed, "held out")).tolist()
+    order = torch.randperm(len(items), generator=keyed_generator(seed, "held out")).tolist()
     chosen = set(order[:held_out])
-    evaluation = [prompts[i] for i in sorted(chosen)]
-    kept_apart = {p.token_ids for p in evaluation}
-    training = [p for i, p in enumerate(prompts) if i not in chosen and p.token_ids not in kept_apart]
+    training = [item for i, item in enumerate(items) if i not in chosen]
     if not training:
         raise JetSpecError(
-            f"eval_prompts={held_out}: leaves none of {len(prompts)} prompts to train on; hold out fewer or give more"
+            f"eval_prompts={held_out}: leaves none of {len(items)} prompts to train on; hold out fewer or give more"
         )
-    return training[:max_prompts], evaluation
+    return training[:max_prompts], [items[i] for i in sorted(chosen)]
 
 
-class _Encoder:
-    """Text and conversations to token ids."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, chat: bool | None) -> None:
-        self._tokenizer = tokenizer
-        has_template = getattr(tokenizer, "chat_template", None) is not None
-        if chat and not has_template:
-            raise JetSpecError("chat: the target has no chat template; switch chat off")
-        self.chat = has_template if chat is None else chat
-
-    @property
-    def tokenizer(self) -> Any:
-        if self._tokenizer is None:
-            raise JetSpecError("the target has no tokenizer: give prompt_token_ids and response_token_ids")
-        return self._tokenizer
-
-    def prompt(self, text: str) -> Prompt:
-        return Prompt(self.conversation([{"role": "user", "content": text}]) if self.chat else self.plain(text))
-
-    def plain(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text))
-
-    def conversation(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            raise JetSpecError("messages: the target has no chat template; give the text under 'prompt'")
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def response(self, text: str) -> tuple[int, ...]:
-        """A response's ids; it is whole, so the end-of-text token follows."""
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        end = self.tokenizer.eos_token_id
-        return ids if end is None else (*ids, end)
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise JetSpecError(f"not valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise JetSpecError("not a JSON object")
-    return record
-
-
-def _from_record(record: dict[str, Any], encoder: _Encoder) -> Prompt:
-    response: tuple[int, ...] | None = None
-    if "response_token_ids" in record:
-        response = _ids(record, "response_token_ids")
-    elif "response" in record:
-        response = encoder.response(_text(record, "response"))
-    if "prompt_token_ids" in record:
-        return Prompt(_ids(record, "prompt_token_ids"), response)
-    if "messages" in record:
-        messages = _messages(record["messages"])
-        if messages[-1]["role"] == "assistant":
-            last = messages.pop()["content"]
-            response = encoder.response(last) if response is None else response
-        if not messages:
-            raise JetSpecError("messages: no turn before the assistant's")
-        return Prompt(encoder.conversation(messages), response)
-    for name in TEXT_FIELDS:
-        if name in record:
-            return Prompt(encoder.prompt(_text(record, name)).token_ids, response)
-    raise JetSpecError(f"no prompt: give one of {', '.join((*TEXT_FIELDS, 'messages', 'prompt_token_ids'))}")
-
-
-def _text(record: dict[str, Any], name: str) -> str:
-    value = record[name]
-    if not isinstance(value, str) or not value:
-        raise JetSpecError(f"{name}: must be a text that is not empty, got {value!r}")
-    return value
-
-
-def _ids(record: dict[str, Any], name: str) -> tuple[int, ...]:
-    value = record[name]
-    if not isinstance(value, list) or not value or any(type(i) is not int or i < 0 for i in value):
-        raise JetSpecError(f"{name}: must be a list of token ids that is not empty")
-    return tuple(value)
-
-
-def _messages(value: Any) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
-        raise JetSpecError("messages: must be a list of turns that is not empty")
-    for index, turn in enumerate(value):
-        if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
-            raise JetSpecError(f"messages[{index}]: must be an object with the texts 'role' and 'content'")
-    return [dict(turn) for turn in value]
+def _rounds(
+    row: Row, renderer: Renderer
+) -> tuple[PromptInput, list[tuple[list[Message], Message | str | list[int] | None]]]:
+    """(where the row starts, [(turns before an answer, the answer given)])."""
+    prompt = renderer.as_conversation(row.prompt)
+    if not is_conversation(prompt):
+        return prompt, [([], row.response)]
+    rounds: list[tuple[list[Message], Message | str | list[int] | None]] = []
+    before: list[Message] = []
+    for turn in prompt:
+        if is_answer(turn):
+            rounds.append((before, turn))
+            before = []
+        else:
+            before.append(turn)
+    while before and before[-1]["role"] == "assistant":  # a call of a tool that nothing follows
+        before.pop()
+    if before:
+        rounds.append((before, row.response))
+    return [], rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.card import model_card
 from jetspec.train.checkpoint import load_checkpoint
 from jetspec.train.config import FILE, TrainConfig
+from jetspec.train.data import training_prompts
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.display import Display
 from jetspec.train.evaluate import Measurement
@@ -23,8 +25,11 @@ from jetspec.train.files import write_atomically
 from jetspec.train.mask_token import choose_mask_token
 from jetspec.train.metrics import check_tracker
 from jetspec.train.processes import Processes
-from jetspec.train.prompts import Prompt, read_prompts, split_prompts
+from jetspec.train.prompts import Prompt
 from jetspec.train.trainer import StepInfo, Trainer, Watcher
+
+#: Says that the first process has written all prompts and answers.
+READY = "prompts.ready"
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,7 @@ def train(
         with shown.status(f"loading {config.target}"):
             target = load_target(config.target, device=str(processes.device), dtype=config.target_dtype)
     with Display(shown, config.log_every) as display:
-        prompts = read_prompts(config.prompts, target.tokenizer, chat=config.chat)
-        training, held_out = split_prompts(
-            prompts, held_out=config.eval_prompts, max_prompts=config.max_prompts, seed=config.seed
-        )
+        training, held_out = _prompts(target, config, processes, display)
         data = _capture(target, training, config, processes, display)
         head = _new_head(target, data, config)
         trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config, processes)
@@ -114,6 +116,20 @@ def _tap_layers(target: Target, config: TrainConfig) -> tuple[int, ...]:
     return tuple(default_tap_layers(target.num_layers, config.num_taps))
 
 
+def _prompts(
+    target: Target, config: TrainConfig, processes: Processes, display: Display
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to train on and prompts held out. The first process writes what is to be written; the others read it."""
+    ready = config.folder / READY
+    # What the first one does may take much longer than a collective would wait for.
+    while not processes.is_main and not ready.exists():
+        time.sleep(0.2)
+    prompts = training_prompts(target, config, say=display.say, track=display.track)
+    if processes.is_main and processes.count > 1:
+        write_atomically(ready, b"")
+    return prompts
+
+
 def _capture(
     target: Target, prompts: list[Prompt], config: TrainConfig, processes: Processes, display: Display
 ) -> CapturedSequences:
@@ -131,7 +147,7 @@ def _capture(
         folder,
         settings,
         max_running=config.max_running,
-        on_progress=display.captured,
+        on_progress=display.track("capturing answers"),
         processes=processes,
     )
     return CapturedSequences(folder)

@@ -63,7 +63,7 @@ def test_a_killed_capture_goes_on_after_its_last_whole_shard(target: Target, tmp
     capture(target, PROMPTS, tmp_path / "whole", SETTINGS)
     calls = []
 
-    def die(done: int, total: int) -> None:
+    def die(done: int, total: int, tokens: int) -> None:
         calls.append(done)
         if done == 6:  # answered, but not written yet
             raise KeyboardInterrupt
@@ -71,10 +71,18 @@ def test_a_killed_capture_goes_on_after_its_last_whole_shard(target: Target, tmp
     with pytest.raises(KeyboardInterrupt):
         capture(target, PROMPTS, tmp_path / "killed", SETTINGS, on_progress=die)
     calls.clear()
-    capture(target, PROMPTS, tmp_path / "killed", SETTINGS, on_progress=lambda done, total: calls.append(done))
+    capture(target, PROMPTS, tmp_path / "killed", SETTINGS, on_progress=lambda done, total, tokens: calls.append(done))
     assert calls[0] == 3  # the first shard was not answered again
     assert calls[-1] == len(PROMPTS)
     assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_prompts_that_begin_alike_are_captured_whole(target: Target, tmp_path: Path) -> None:
+    prompts = [Prompt(tuple(range(40))), Prompt((*range(40), 50, 51)), Prompt((*range(40), 50, 51), (52, 53))]
+    capture(target, prompts, tmp_path, SETTINGS, max_running=1)
+    data = CapturedSequences(tmp_path)
+    assert torch.equal(data.read(0).taps[:40], data.read(1).taps[:40])
+    assert [len(data.read(i).taps) for i in range(3)] == [length - 1 for length in data.lengths]
 
 
 def test_sampled_answers_are_seeded_by_prompt(target: Target, tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""Prompts and answers as the token ids that the target sees in serving."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from jinja2 import TemplateError
+
+from jetspec.errors import JetSpecError
+from jetspec.prompts import Message, PromptInput, is_conversation
+from jetspec.target import Target
+
+#: Stands for a turn's content where a template's own words are looked for.
+MARKER = "words-of-this-turn"
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """How the chat template frames the user's words."""
+
+    opening: tuple[int, ...]
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+class Renderer:
+    """Renders for one target. ``chat`` puts texts through the chat template (None: where there is one).
+
+    ``template_kwargs`` are switches of the template, as ``{"enable_thinking": False}``.
+
+    Raises:
+        JetSpecError: the chat template is asked for and there is none, or has no such switch.
+    """
+
+    def __init__(
+        self, target: Target, *, chat: bool | None = None, template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self._target = target
+        self._switches = dict(template_kwargs or {})
+        template = getattr(target.tokenizer, "chat_template", None)
+        if chat and template is None:
+            raise JetSpecError("chat: the target has no chat template; switch chat off")
+        for name in self._switches:
+            if not re.search(rf"\b{re.escape(name)}\b", str(template)):
+                raise JetSpecError(f"chat_template_kwargs: the target's chat template has no switch {name!r}")
+        self.has_template = template is not None
+        self.chat = self.has_template if chat is None else chat
+
+    def as_conversation(self, prompt: PromptInput) -> PromptInput:
+        """A text as the user's turn, where texts go through the chat template."""
+        return [{"role": "user", "content": prompt}] if self.chat and isinstance(prompt, str) else prompt
+
+    def prompt(self, prompt: PromptInput, tools: list[Any] | None = None) -> tuple[int, ...]:
+        """Token ids of a text (as it is), of token ids (checked) or of a conversation, ready for the assistant.
+
+        Raises:
+            JetSpecError: it cannot be rendered, or does not fit the target.
+        """
+        if isinstance(prompt, str):
+            ids = self._encode(prompt, add_special_tokens=True)
+        elif is_conversation(prompt):
+            ids = self._encode(self._render(prompt, tools=tools))
+        else:
+            ids = tuple(cast("list[int]", prompt))
+        self._check(ids)
+        most = self._target.max_context - 2
+        if len(ids) > most:
+            raise JetSpecError(f"{len(ids)} tokens, the target's context holds {most} with an answer; shorten it")
+        return ids
+
+    def answer(self, words: str | list[int], finished: bool = True) -> tuple[int, ...]:
+        """Token ids of an answer. A finished text is followed by the token that ends the target's turn."""
+        if not isinstance(words, str):
+            self._check(tuple(words))
+            return tuple(words)
+        ids = self._encode(words)
+        end = self._answer_end if finished else None
+        return ids if end is None else (*ids, end)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def user_turn(self) -> UserTurn:
+        """What the chat template writes before the user's words, and what ends them.
+
+        Raises:
+            JetSpecError: the target has no chat template, or none that shows the user's words as they are.
+        """
+        if not self.chat:
+            raise JetSpecError("self_prompts: needs the target's chat template; give prompts instead")
+        before, marker, after = self._render([{"role": "user", "content": MARKER}]).partition(MARKER)
+        opening = self._encode(before)
+        if not marker or not opening:
+            raise JetSpecError("self_prompts: the chat template does not open the user's turn; give prompts instead")
+        first = self._encode(after.lstrip())[:1]
+        if set(first) & set(self._tokenizer.added_tokens_decoder):
+            return UserTurn(opening, stop_token_ids=first)
+        return UserTurn(opening, stop=tuple(line for line in after.split("\n") if line.strip())[:1])
+
+    @cached_property
+    def _answer_end(self) -> int | None:
+        """The end-of-text token with which the template ends the assistant's turn, else the tokenizer's."""
+        if self.has_template:
+            turns = [{"role": "user", "content": MARKER[::-1]}, {"role": "assistant", "content": MARKER}]
+            after = self._render(turns, answering=False).partition(MARKER)[2]
+            first = self._encode(after.lstrip())[:1]
+            if set(first) & self._target.eos_token_ids:
+                return first[0]
+        end: int | None = self._tokenizer.eos_token_id
+        return end
+
+    def _render(self, messages: list[Message], *, tools: list[Any] | None = None, answering: bool = True) -> str:
+        if not self.has_template:
+            raise JetSpecError("messages: the target has no chat template; give the text under 'prompt'")
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=answering, **self._switches
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise JetSpecError(f"messages: the chat template refuses them: {error}") from error
+        return text
+
+    @property
+    def _tokenizer(self) -> Any:
+        if self._target.tokenizer is None:
+            raise JetSpecError("the target has no tokenizer: give prompt_token_ids and response_token_ids")
+        return self._target.tokenizer
+
+    def _encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        try:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except TypeError:  # what the tokenizer makes of a lone surrogate
+            raise JetSpecError(f"text cannot be encoded as UTF-8: {text!r:.80}") from None
+
+    def _check(self, ids: tuple[int, ...]) -> None:
+        if not ids or max(ids) >= self._target.vocab_size:
+            raise JetSpecError(f"holds no ids, or ids outside the target's vocabulary of {self._target.vocab_size}")
