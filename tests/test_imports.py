@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"requests"} | ENGINE,
     "async_llm": {"llm", "requests"} | ENGINE,
     "verify": {"llm"} | ENGINE,
+    "prompts": LEAVES,
     "train": {"llm", "prompts"} | ENGINE,
     "export": {"head"} | LEAVES,
     "serve": {"llm", "async_llm", "requests"} | ENGINE,
