@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,6 +93,21 @@ class TrainConfig:
     gamma: float | None = option(
         None, help="Depth d weighs exp(-(d - 1) / gamma); else half the block.", group=OPTIMIZER, above=0
     )
+    weighting: Literal["decay", "reach"] = option(
+        "decay",
+        help="Weigh a depth by gamma, or by how likely the draft gets there.",
+        group=OPTIMIZER,
+    )
+    loss_temperature: float = option(
+        1.0, help="Of both distributions in the loss, times its square.", group=OPTIMIZER, above=0
+    )
+    hard_labels: float = option(
+        0.0,
+        help="Share of the loss that is cross entropy with the tokens chosen.",
+        group=OPTIMIZER,
+        least=0,
+        most=1,
+    )
     negatives: int | None = option(
         None, help="Approximate the softmax with this many random tokens.", group=OPTIMIZER, least=1
     )
@@ -149,6 +165,8 @@ class TrainConfig:
             raise JetSpecError("prompts: none; give a file or hub:owner/name, or let the target write self_prompts=N")
         if self.chat is False and self.self_prompts:
             raise JetSpecError(f"self_prompts={self.self_prompts}: needs the chat template; leave chat on")
+        if self.weighting == "reach" and self.gamma is not None:
+            raise JetSpecError(f"gamma={self.gamma}: is for weighting=decay; leave it out")
         if self.answers_from is not None and not self.answers_from.startswith(("http://", "https://")):
             raise JetSpecError(f"answers_from={self.answers_from!r}: an address like http://localhost:8000/v1")
         for name in ("answers_model", "answers_key_env"):
@@ -170,6 +188,8 @@ class TrainConfig:
 
     @property
     def depth_gamma(self) -> float:
+        if self.weighting == "reach":
+            return math.inf
         return self.block_size / 2 if self.gamma is None else self.gamma
 
     @property

@@ -3,7 +3,8 @@
 A row of logits is as wide as the vocabulary, so the loss never keeps one. With q the draft's distribution, p the
 target's and W the lm_head, the loss of a row is ``sum p log p - (p @ W) . h + logsumexp(W h)`` and its gradient with
 respect to the draft's hidden state h is ``q @ W - p @ W``. So the target contributes one vector of hidden size and one
-number per position, shared by all blocks that overlap there, and the draft's logits live only chunk by chunk.
+number per position, shared by all blocks that overlap there, and the draft's logits live only chunk by chunk. Hard
+labels, mixed into p, change that vector and number; a temperature t divides h and multiplies the loss by t^2.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ CHUNK_BYTES = 48 << 20
 
 @dataclass
 class OutputLayer:
-    """The target's lm_head as plain tensors: ``logits = weight @ h + bias``.
+    """The target's lm_head as plain tensors: ``logits = weight @ h / temperature + bias``.
 
-    The target itself may cap its logits at ``softcap``; drafts are made from uncapped ones.
+    The target itself may cap its logits at ``softcap``; drafts are made from uncapped ones. Bias and cap are those of
+    logits that are divided by the temperature already.
     """
 
     weight: Tensor  # [V, H]
     bias: Tensor | None = None  # [V] float32
     softcap: float | None = None
+    temperature: float = 1.0
+    #: [vocabulary] int64: a token's row of the weight, -1 for none; None where each token has its own.
+    places: Tensor | None = None
     _scratch: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -49,6 +54,8 @@ class OutputLayer:
             torch.mm(hidden, weight.t(), out=logits)
         else:
             logits.copy_(torch.mm(hidden.to(weight.dtype), weight.t()))
+        if self.temperature != 1:
+            logits /= self.temperature
         if self.bias is not None:
             logits += self.bias
         return logits
@@ -68,7 +75,13 @@ class OutputLayer:
                 "negatives: a target that caps its logits is trained over the whole vocabulary; unset it"
             )
         bias = log_counts if self.bias is None else self.bias[token_ids] + log_counts
-        return OutputLayer(self.weight[token_ids], bias)
+        places = torch.full((len(self.weight),), -1, device=token_ids.device)
+        places[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
+        return OutputLayer(self.weight[token_ids], bias, temperature=self.temperature, places=places)
+
+    def place(self, tokens: Tensor) -> Tensor:
+        """Rows of the weight that stand for ``tokens``, all of which it has."""
+        return tokens if self.places is None else self.places[tokens]
 
 
 @dataclass(frozen=True)
@@ -77,16 +90,19 @@ class Teacher:
 
     mean_row: Tensor  # [D, H], p @ W
     offset: Tensor  # [D], sum p log p - p . bias
+    labels: Tensor  # [D] int64, the row of W of the token that follows
 
 
-def output_layer(target: Target) -> OutputLayer:
+def output_layer(target: Target, temperature: float = 1.0) -> OutputLayer:
     """The output layer of ``target``; JetSpecError where its logits are not such a map of its final hidden state."""
     module = target.model.get_output_embeddings()
     bias = getattr(module, "bias", None)
+    softcap = getattr(target.config, "final_logit_softcapping", None)
     layer = OutputLayer(
         module.weight.detach(),
-        None if bias is None else bias.detach().float(),
-        getattr(target.config, "final_logit_softcapping", None),
+        None if bias is None else bias.detach().float() / temperature,
+        None if softcap is None else softcap / temperature,
+        temperature,
     )
     _check_output_layer(layer, target)
     return layer
@@ -99,7 +115,7 @@ def _check_output_layer(layer: OutputLayer, target: Target) -> None:
     n = len(ids)
     out = target.forward(RowBatch.chains([ids], [torch.arange(n)]), target.new_cache(1, n), None, final_hidden=True)
     assert out.hidden is not None
-    ours, theirs = layer.cap_(layer.logits(out.hidden.float())), out.logits.float()
+    ours, theirs = layer.cap_(layer.logits(out.hidden.float())), out.logits.float() / layer.temperature
     if (ours - theirs).abs().max() > 0.03 * theirs.abs().max().clamp(min=1.0):
         raise JetSpecError(
             f"target: the logits of {type(target.model).__name__} are not its output embedding times its final hidden "
@@ -108,9 +124,12 @@ def _check_output_layer(layer: OutputLayer, target: Target) -> None:
 
 
 @torch.no_grad()
-def teach(layer: OutputLayer, hidden: Tensor) -> Teacher:
-    """The target's side of the loss at final hidden states ``hidden`` [D, H]."""
-    hidden = hidden.float()
+def teach(layer: OutputLayer, hidden: Tensor, labels: Tensor, hard_labels: float = 0.0) -> Teacher:
+    """The target's side of the loss at final hidden states ``hidden`` [D, H], followed by tokens ``labels`` [D].
+
+    ``hard_labels`` is the share of the loss that is cross entropy with the label instead of divergence from p.
+    """
+    hidden, labels = hidden.float(), layer.place(labels)
     mean_row = torch.empty_like(hidden)
     offset = hidden.new_empty(hidden.shape[0])
     for start in range(0, hidden.shape[0], layer.chunk_rows):
@@ -125,41 +144,50 @@ def teach(layer: OutputLayer, hidden: Tensor) -> Teacher:
         else:
             probs, lse = _softmax_(logits)
             mean_row[part] = layer.project(probs)
-            # sum p log p - p . b = sum p (W h + b - lse) - p . b = (p @ W) . h - lse
-            offset[part] = (mean_row[part] * hidden[part]).sum(1) - lse
-    return Teacher(mean_row, offset)
+            # sum p log p - p . b = sum p (W h / t + b - lse) - p . b = (p @ W) . h / t - lse
+            offset[part] = (mean_row[part] * hidden[part]).sum(1) / layer.temperature - lse
+    if hard_labels:
+        mean_row.lerp_(layer.weight[labels].float(), hard_labels)
+        # The label's own entropy is 0.
+        offset.lerp_(torch.zeros_like(offset) if layer.bias is None else -layer.bias[labels], hard_labels)
+    return Teacher(mean_row, offset, labels)
 
 
-def weighted_kl(layer: OutputLayer, student: Tensor, teacher: Teacher, rows: Tensor, weights: Tensor) -> Tensor:
-    """``sum_r weights[r] * KL(target at rows[r] || draft at student[r])``, differentiable in ``student``.
+def row_losses(layer: OutputLayer, student: Tensor, teacher: Teacher, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """``KL(target at rows[r] || draft at student[r])`` times the squared temperature, differentiable in ``student``.
 
-    student [R, H]; rows [R] int64, indices into the teacher's positions; weights [R]. Rows of weight 0 cost nothing.
+    student [R, H]; rows [R] int64, indices into the teacher's positions. Returns, beside the losses [R], the
+    probability [R] that the draft gives to each row's label, without gradient.
     """
-    loss: Tensor = _WeightedKL.apply(student, layer, teacher, rows, weights)
-    return loss
+    losses: Tensor
+    hits: Tensor
+    losses, hits = _RowLosses.apply(student, layer, teacher, rows)
+    return losses, hits
 
 
-class _WeightedKL(torch.autograd.Function):
+class _RowLosses(torch.autograd.Function):
     """Computes the gradient with the loss, so that nothing of the vocabulary's width is kept for backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any, student: Tensor, layer: OutputLayer, teacher: Teacher, rows: Tensor, weights: Tensor
-    ) -> Tensor:
-        grad = torch.zeros(student.shape, dtype=torch.float32, device=student.device)
-        loss = torch.zeros((), device=student.device)
-        for part in weights.nonzero().flatten().split(layer.chunk_rows):
-            hidden, weight, mean_row = student[part].float(), weights[part], teacher.mean_row[rows[part]]
+    def forward(ctx: Any, student: Tensor, layer: OutputLayer, teacher: Teacher, rows: Tensor) -> tuple[Tensor, Tensor]:
+        grad = torch.empty(student.shape, dtype=torch.float32, device=student.device)
+        losses, hits = grad.new_empty(2, len(student))
+        t = layer.temperature
+        for start in range(0, len(student), layer.chunk_rows):
+            part = slice(start, start + layer.chunk_rows)
+            hidden, mean_row = student[part].float(), teacher.mean_row[rows[part]]
             probs, lse = _softmax_(layer.logits(hidden))
-            loss += torch.dot(teacher.offset[rows[part]] - (mean_row * hidden).sum(1) + lse, weight)
-            grad[part] = (layer.project(probs) - mean_row) * weight[:, None]
+            losses[part] = (teacher.offset[rows[part]] - (mean_row * hidden).sum(1) / t + lse) * t**2
+            grad[part] = (layer.project(probs) - mean_row) * t
+            hits[part] = probs.gather(1, teacher.labels[rows[part], None])[:, 0]
         ctx.save_for_backward(grad.to(student.dtype))
-        return loss
+        ctx.mark_non_differentiable(hits)
+        return losses, hits
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (grad,) = ctx.saved_tensors
-        return grad * grads[0], None, None, None, None
+        return grad * grads[0][:, None].to(grad.dtype), None, None, None
 
 
 def _softmax_(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from jetspec.target import Target
 from jetspec.train.blocks import Blocks, keyed_generator, make_blocks, sample_anchors
 from jetspec.train.config import TrainConfig
 from jetspec.train.dataset import CapturedSequences
-from jetspec.train.loss import OutputLayer, output_layer, teach, weighted_kl
+from jetspec.train.loss import OutputLayer, output_layer, row_losses, teach
 from jetspec.train.processes import Processes
 
 
@@ -36,7 +36,7 @@ class GradientStep:
         self.data = data
         self.config = config
         self.processes = processes or Processes()
-        self._full = output_layer(target)
+        self._full = output_layer(target, config.loss_temperature)
         self._common, self._rare = _partition(data.distinct_tokens(), target.vocab_size)
 
     def __call__(self, step: int, epoch: int, sequences: Sequence[int]) -> tuple[float, int]:
@@ -53,7 +53,8 @@ class GradientStep:
         device = self.head.device
         captured = self.data.read(sequence, rows=int(blocks.anchors.max()))
         positions, rows = blocks.teacher_rows[blocks.weights > 0].unique(return_inverse=True)
-        teacher = teach(layer, captured.hidden[positions].to(device))
+        labels = captured.token_ids[positions + 1].to(device)
+        teacher = teach(layer, captured.hidden[positions].to(device), labels, self.config.hard_labels)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             context = self.head.context(captured.taps.to(device, self.head.dtype))
             embeds = self.target.embed(blocks.input_ids).to(self.head.dtype)
@@ -62,8 +63,11 @@ class GradientStep:
                 shift, _ = self.head.transition(self.target.embed(captured.token_ids[blocks.teacher_rows]))
                 hidden = hidden + shift.to(hidden.dtype)
         carrying = (blocks.weights > 0).to(device)
-        weights = (blocks.weights[blocks.weights > 0] / total).to(device)
-        loss = weighted_kl(layer, hidden[carrying], teacher, rows.to(device), weights)
+        losses, hits = row_losses(layer, hidden[carrying], teacher, rows.to(device))
+        weights = blocks.weights.to(device)
+        if self.config.weighting == "reach":
+            weights = weights * reach(torch.ones_like(weights).masked_scatter(carrying, hits))
+        loss = losses @ weights[carrying] / total
         loss.backward()
         return loss.item()
 
@@ -86,6 +90,12 @@ class GradientStep:
         log_counts[len(self._common) :] = math.log(len(self._rare) / count)
         device = self._full.weight.device
         return self._full.restrict(torch.cat((self._common, drawn)).to(device), log_counts.to(device))
+
+
+def reach(hits: Tensor) -> Tensor:
+    """How likely a draft gets to each depth: the product of ``hits`` [A, B - 1], the probabilities of the true tokens,
+    over the depths before."""
+    return torch.cat((torch.ones_like(hits[:, :1]), hits[:, :-1].cumprod(1)), dim=1)
 
 
 def _partition(common: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:

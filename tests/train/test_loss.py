@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,70 +12,107 @@ from torch.nn import functional
 
 from jetspec.errors import JetSpecError
 from jetspec.train import loss as loss_module
-from jetspec.train.loss import OutputLayer, output_layer, teach, weighted_kl
+from jetspec.train.loss import OutputLayer, output_layer, row_losses, teach
+from jetspec.train.step import reach
 from tests.tiny import tiny_gemma2, tiny_target
 
 VOCAB, HIDDEN = 90, 12
 
 
-def random_layer(generator: torch.Generator, *, bias: bool, softcap: float | None) -> OutputLayer:
-    weight = torch.randn(VOCAB, HIDDEN, generator=generator)
-    return OutputLayer(weight, torch.randn(VOCAB, generator=generator) if bias else None, softcap)
+@dataclass
+class Example:
+    """An output layer as a model has it, and rows to be taught through it."""
 
+    weight: Tensor
+    bias: Tensor | None
+    softcap: float | None
+    hidden: Tensor
+    labels: Tensor
+    student: Tensor
+    rows: Tensor
 
-def reference(layer: OutputLayer, student: Tensor, hidden: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    taught = functional.linear(hidden, layer.weight, layer.bias)
-    if layer.softcap is not None:
-        taught = layer.softcap * torch.tanh(taught / layer.softcap)
-    drafted = functional.linear(student, layer.weight, layer.bias).log_softmax(-1)
-    target = taught.log_softmax(-1)[rows]
-    return (weights * (target.exp() * (target - drafted)).sum(-1)).sum()
+    @classmethod
+    def random(cls, seed: int, *, bias: bool = False, softcap: float | None = None) -> Example:
+        g = torch.Generator().manual_seed(seed)
+        return cls(
+            torch.randn(VOCAB, HIDDEN, generator=g),
+            torch.randn(VOCAB, generator=g) if bias else None,
+            softcap,
+            torch.randn(20, HIDDEN, generator=g),
+            torch.randint(VOCAB, (20,), generator=g),
+            torch.randn(45, HIDDEN, generator=g),
+            torch.randint(20, (45,), generator=g),
+        )
+
+    def layer(self, t: float = 1.0) -> OutputLayer:
+        bias = None if self.bias is None else self.bias / t
+        return OutputLayer(self.weight, bias, None if self.softcap is None else self.softcap / t, t)
+
+    def losses(self, student: Tensor, t: float = 1.0, hard_labels: float = 0.0) -> tuple[Tensor, Tensor]:
+        """In the words of a textbook, over the whole vocabulary."""
+        taught = functional.linear(self.hidden, self.weight, self.bias)
+        if self.softcap is not None:
+            taught = self.softcap * torch.tanh(taught / self.softcap)
+        target = (taught / t).log_softmax(-1)[self.rows]
+        drafted = (functional.linear(student, self.weight, self.bias) / t).log_softmax(-1)
+        divergence = (target.exp() * (target - drafted)).sum(-1)
+        label = drafted.gather(1, self.labels[self.rows, None])[:, 0]
+        return t**2 * ((1 - hard_labels) * divergence - hard_labels * label), label.exp()
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk_rows", [16, 1000])
+@pytest.mark.parametrize(("t", "hard_labels"), [(1.0, 0.0), (2.5, 0.0), (1.0, 0.3), (0.7, 1.0)])
 def test_loss_and_gradient_equal_autograd(
-    monkeypatch: pytest.MonkeyPatch, bias: bool, softcap: float | None, chunk_rows: int
+    monkeypatch: pytest.MonkeyPatch,
+    bias: bool,
+    softcap: float | None,
+    chunk_rows: int,
+    t: float,
+    hard_labels: float,
 ) -> None:
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk_rows * 4 * VOCAB)
-    generator = torch.Generator().manual_seed(0)
-    layer = random_layer(generator, bias=bias, softcap=softcap)
-    hidden = torch.randn(20, HIDDEN, generator=generator)
-    rows = torch.randint(0, 20, (45,), generator=generator)
-    weights = torch.rand(45, generator=generator) * (torch.arange(45) % 5 != 0)
-    student = torch.randn(45, HIDDEN, generator=generator)
-    ours, theirs = student.clone().requires_grad_(), student.clone().requires_grad_()
-    loss = weighted_kl(layer, ours, teach(layer, hidden), rows, weights)
-    expected = reference(layer, theirs, hidden, rows, weights)
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
-    (3 * loss).backward()
-    (3 * expected).backward()
+    example = Example.random(0, bias=bias, softcap=softcap)
+    layer = example.layer(t)
+    weights = torch.rand(45, generator=torch.Generator().manual_seed(1))
+    ours, theirs = example.student.clone().requires_grad_(), example.student.clone().requires_grad_()
+    losses, hits = row_losses(layer, ours, teach(layer, example.hidden, example.labels, hard_labels), example.rows)
+    expected, probabilities = example.losses(theirs, t, hard_labels)
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hits, probabilities, rtol=1e-5, atol=1e-6)
+    (losses @ weights).backward()
+    (expected @ weights).backward()
     assert ours.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
-    assert bool((ours.grad[weights == 0] == 0).all())
 
 
 def test_loss_is_zero_where_the_draft_equals_the_target() -> None:
-    generator = torch.Generator().manual_seed(1)
-    layer = random_layer(generator, bias=False, softcap=None)
-    hidden = torch.randn(6, HIDDEN, generator=generator)
-    loss = weighted_kl(layer, hidden, teach(layer, hidden), torch.arange(6), torch.ones(6))
-    assert abs(float(loss)) < 1e-4
+    example = Example.random(1)
+    layer, hidden = example.layer(), example.hidden
+    losses, _ = row_losses(layer, hidden, teach(layer, hidden, example.labels), torch.arange(20))
+    assert losses.abs().max() < 1e-4
 
 
 def test_a_restricted_layer_estimates_the_whole_one() -> None:
-    generator = torch.Generator().manual_seed(2)
-    layer = random_layer(generator, bias=False, softcap=None)
-    layer.weight[30:] = layer.weight[30]  # the rare tokens are all alike, so any few stand for all
-    hidden, student = torch.randn(2, 8, HIDDEN, generator=generator)
-    whole = weighted_kl(layer, student, teach(layer, hidden), torch.arange(8), torch.ones(8))
-    ids = torch.cat((torch.arange(30), torch.tensor([40, 70])))
+    example = Example.random(2)
+    example.weight[30:] = example.weight[30]  # the rare tokens are all alike, so any few stand for all
+    example.labels %= 30
+    layer = example.layer(1.5)
+    ids = torch.cat((torch.arange(30).flip(0), torch.tensor([40, 70])))
     log_counts = torch.zeros(32)
     log_counts[30:] = math.log(60 / 2)
-    part = layer.restrict(ids, log_counts)
-    estimate = weighted_kl(part, student, teach(part, hidden), torch.arange(8), torch.ones(8))
+    whole, estimate = (
+        row_losses(one, example.student, teach(one, example.hidden, example.labels, 0.2), example.rows)
+        for one in (layer, layer.restrict(ids, log_counts))
+    )
     torch.testing.assert_close(estimate, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_reach_is_the_probability_of_the_tokens_before() -> None:
+    hits = torch.tensor([[0.5, 0.2, 0.9, 0.1], [1.0, 0.0, 1.0, 1.0]])
+    expected = torch.tensor([[1.0, 0.5, 0.1, 0.09], [1.0, 1.0, 0.0, 0.0]])
+    torch.testing.assert_close(reach(hits), expected)
 
 
 def test_output_layer_of_a_target_with_capped_logits() -> None:

@@ -32,21 +32,41 @@ def data(target: Target, tmp_path: Path) -> CapturedSequences:
     return CapturedSequences(tmp_path / "capture")
 
 
-def new_head(target: Target) -> DraftHead:
-    return DraftHead.from_target(
-        target, num_layers=2, block_size=4, target_layer_ids=(1, 3), mask_token_id=270, init="random"
+def new_head(target: Target, transition_size: int = 0) -> DraftHead:
+    head = DraftHead.from_target(
+        target,
+        num_layers=2,
+        block_size=4,
+        target_layer_ids=(1, 3),
+        mask_token_id=270,
+        init="random",
+        transition_size=transition_size,
     )
+    if head.transition is not None:  # a fresh one shifts nothing
+        torch.nn.init.normal_(head.transition.out_proj.weight, generator=torch.Generator().manual_seed(0))
+    return head
 
 
 def gradients(head: DraftHead) -> list[torch.Tensor]:
     return [p.grad.clone() for p in head.parameters() if p.grad is not None]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"transition_size": 5},
+        {"weighting": "reach"},
+        {"weighting": "reach", "transition_size": 5, "loss_temperature": 1.5, "hard_labels": 0.25},
+    ],
+    ids=str,
+)
 def test_loss_and_gradient_equal_a_readable_reference(
-    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig]
+    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig], options: dict
 ) -> None:
-    config = make_config()
-    head = new_head(target)
+    config = make_config(**options)
+    head = new_head(target, config.transition_size)
+    t, hard = config.loss_temperature, config.hard_labels
     loss, blocks = GradientStep(target, head, data, config)(0, 0, [0, 1, 2])
     ours = gradients(head)
     head.zero_grad()
@@ -61,14 +81,24 @@ def test_loss_and_gradient_equal_a_readable_reference(
             one = make_blocks(sequence.token_ids, torch.tensor([anchor]), 4, 270, config.depth_gamma)
             context = head.context(sequence.taps[:anchor].float())
             hidden = head.forward_train(context, target.embed(one.input_ids), one.anchors)[0]
+            reached, state = 1.0, None
             for depth in range(1, 4):
                 if anchor + depth >= length:
                     continue
+                drafted_from = hidden[depth]
+                if head.transition is not None:
+                    before = target.embed(sequence.token_ids[anchor + depth - 1])
+                    shift, state = head.transition(before.view(1, 1, -1), state)
+                    drafted_from = drafted_from + shift[0, 0]
                 weight = float(torch.exp(torch.tensor(-(depth - 1) / config.depth_gamma)))
-                teacher = target.lm_head(sequence.hidden[anchor + depth - 1].float()).log_softmax(-1)
-                drafted = target.lm_head(hidden[depth]).log_softmax(-1)
-                total = total + weight * functional.kl_div(drafted, teacher, log_target=True, reduction="sum")
+                teacher = (target.lm_head(sequence.hidden[anchor + depth - 1].float()) / t).log_softmax(-1)
+                drafted = (target.lm_head(drafted_from) / t).log_softmax(-1)
+                divergence = functional.kl_div(drafted, teacher, log_target=True, reduction="sum")
+                label = drafted[sequence.token_ids[anchor + depth]]
+                total = total + weight * reached * t**2 * ((1 - hard) * divergence - hard * label)
                 weight_sum += weight
+                if config.weighting == "reach":
+                    reached *= float(label.detach().exp())
     (total / weight_sum).backward()
     assert blocks == count
     assert loss == pytest.approx(float(total.detach()) / weight_sum, rel=1e-4)
