@@ -17,6 +17,7 @@ from jetspec.head import load_head
 from jetspec.target import Target
 from jetspec.train import StepInfo, TrainConfig, train
 from jetspec.train.schedule import DataOrder, learning_rate
+from tests.tiny import tiny_target
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -52,6 +53,38 @@ def test_training_on_200_prompts_makes_the_loss_fall(target: Target, make_config
     assert result.finished
     assert result.steps == len(seen) == 60
     assert sum(seen[-10:]) < 0.8 * sum(seen[:10])
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gemma3"])
+def test_every_family_is_trained_for(kind: str, make_config: MakeConfig) -> None:
+    target = tiny_target(kind, text=True)
+    init = "random" if kind == "gemma3" else "target"  # its norms lie elsewhere
+    config = make_config(max_steps=12, eval_every=12, transition_size=8, init=init)
+    seen: list[float] = []
+    result = train(config, target=target, watch=lambda info: seen.append(info.loss))
+    assert result.finished
+    assert sum(seen[-3:]) < sum(seen[:3])
+    head = load_head(config.folder)
+    assert head.transition is not None
+    assert bool(head.transition.out_proj.weight.any()), "the transition was not trained"
+    # The measurement's answers are the engine's, and the target's own whatever the budget.
+    assert [m.tree_budget for m in result.measured] == [4, 8]
+
+
+def test_a_trained_head_can_be_trained_on(target: Target, make_config: MakeConfig) -> None:
+    first = make_config("first", max_steps=4, eval_prompts=0)
+    train(first, target=target)
+    start = load_head(first.folder)
+    longer = {"init": str(first.folder), "transition_size": 8, "block_size": 6, "eval_prompts": 0}
+    again = make_config("again", max_steps=1, learning_rate=1e-12, **longer)
+    train(again, target=target)
+    head = load_head(again.folder)
+    assert head.config.block_size == 6
+    assert head.config.mask_token_id == start.config.mask_token_id
+    for name, tensor in start.state_dict().items():
+        torch.testing.assert_close(head.state_dict()[name], tensor, rtol=0, atol=1e-6)
+    with pytest.raises(JetSpecError, match=r"init: the trained head's num_hidden_layers is 2, the new one's 1"):
+        train(make_config("other", num_layers=1, **longer), target=target)
 
 
 def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig) -> None:
