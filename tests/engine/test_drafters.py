@@ -262,6 +262,14 @@ def test_bad_depth_and_window_are_refused(make) -> None:
         make()
 
 
+def test_a_conditioned_head_drafts_in_half_precision() -> None:
+    target = make_target("llama")
+    half = Target.from_model(TINY_MODELS["llama"](seed=0).to(torch.bfloat16), name="half")
+    drafter = HeadDrafter(conditioned_head(target).to(torch.bfloat16))
+    forests = proposals(half, drafter, [1, 2, 3, 4], 12)
+    assert any(len(forest.tokens) > 1 for forest in forests)
+
+
 # Loading
 
 

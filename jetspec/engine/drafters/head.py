@@ -47,6 +47,8 @@ class HeadDrafter(Drafter):
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
         self.head.config.validate_for(target)
         pack_linears(self.head)
+        if self.head.transition is not None and target.device.type == "cpu":
+            self.head.transition.float()  # recurrent layers in half types are several times slower there
         self._target = target
         self._cache = self.head.new_cache(num_blocks, block_size)
 

@@ -32,7 +32,7 @@ class PathChildren:
         self.transition, self.target, self.num_children = transition, target, num_children
         self.scale = scale.view(-1, 1, 1)
         self.logits, self.ids = topk_lowest_id(logits, min(CANDIDATES, logits.shape[-1]))
-        self.rows = target.lm_head_rows(self.ids)
+        self.rows = target.lm_head_rows(self.ids).to(transition.out_proj.weight.dtype)
         # What all others weigh together.
         total = logits.logsumexp(-1)
         share = (self.logits - total.unsqueeze(-1)).exp().sum(-1).clamp(max=1.0)
@@ -47,7 +47,7 @@ class PathChildren:
             state = self.state.gather(1, places).flatten(0, 1).unsqueeze(0)
         shift, state = self.transition(self.target.embed(tokens).view(sequences * width, 1, -1), state)
         self.state = state.view(sequences, width, -1)
-        shift = shift.view(sequences, width, -1).to(self.rows.dtype)
+        shift = shift.view(sequences, width, -1)
         shifts = torch.einsum("swh,skh->swk", shift, self.rows[:, depth - 1]).float() * self.scale
         logits = self.logits[:, None, depth - 1] + shifts
         log_probs = logits - logits.logsumexp(-1, keepdim=True).logaddexp(self.rest[:, depth - 1, None, None])
