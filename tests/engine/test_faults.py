@@ -70,6 +70,7 @@ import torch
 
 from jetspec.attention import RowBatch, Segment
 from jetspec.engine import Committed, Engine, Observer, Round, Sequence
+from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
@@ -374,7 +375,7 @@ def test_an_error_of_the_engine_leaks_nothing() -> None:
     engine.step()
     engine.step()
     drafter.propose = fail
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(JetSpecError, match=r"OracleDrafter failed: .*out of memory"):
         engine.step()
     for i in range(3):
         engine.cancel(str(i))

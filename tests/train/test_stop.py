@@ -43,13 +43,19 @@ def test_a_signal_ends_the_step_and_leaves_a_run_to_go_on(
 
 def test_the_second_signal_does_what_it_did_before() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with StopSignals() as signals:
-        assert not signals.received
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.received
-        assert signal.getsignal(signal.SIGTERM) == before
-        with pytest.raises(KeyboardInterrupt):
+    inherited = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in what a shell runs in the background
+    try:
+        with StopSignals() as signals:
+            assert not signals.received
             os.kill(os.getpid(), signal.SIGINT)
+            assert signals.received
+            assert signal.getsignal(signal.SIGTERM) == before
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
 
 
 def names(folder: Path) -> list[str]:
