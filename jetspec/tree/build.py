@@ -48,11 +48,16 @@ def build_forest(
     the root; max_depths bounds each tree's depth (0: root alone). Candidates of a depth must be distinct tokens.
     See `grow_trees` for the nodes chosen and the errors raised.
     """
+    return grow_trees(anchors, shared_children(log_probs, candidates), log_probs.shape[1], budgets, max_depths)
+
+
+def shared_children(log_probs: Tensor, candidates: Tensor) -> Expand:
+    """Expansion by per-depth marginals [S, D, K]: every node at depth d - 1 has the children candidates[:, d - 1]."""
 
     def expand(depth: int, _tokens: Tensor, _parents: Tensor) -> tuple[Tensor, Tensor]:
         return log_probs[:, depth - 1, None], candidates[:, depth - 1, None]
 
-    return grow_trees(anchors, expand, log_probs.shape[1], budgets, max_depths)
+    return expand
 
 
 def grow_trees(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspec.engine import Drafter, Engine, HeadDrafter, ModelDrafter, NgramDrafter, Sequence, load_drafter
-from jetspec.engine.drafters.head import last_of_each
 from jetspec.engine.drafters.ngram import find_continuations, trie
+from jetspec.engine.drafters.parallel import last_of_each
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
@@ -168,9 +168,9 @@ def test_a_window_hides_what_lies_before_it() -> None:
     inner = drafter.propose
 
     def disturbed(sequences: list[Sequence], budgets: list[int]) -> Forest:
-        drafter._extend_context()
+        drafter.context.write_pending()
         slots = sequences[0].table.slots(0, sequences[0].num_cached - 3)
-        for pool in drafter._cache.keys + drafter._cache.values:
+        for pool in drafter.context.cache.keys + drafter.context.cache.values:
             pool[slots] = 1e3
         return inner(sequences, budgets)
 
@@ -189,7 +189,7 @@ def test_context_written_late_is_the_same_context() -> None:
         drafter = HeadDrafter(random_head(target))
         if at_once:
             collect = drafter.extend
-            drafter.extend = lambda rows: (collect(rows), drafter._extend_context())  # type: ignore[method-assign, assignment]
+            drafter.extend = lambda rows: (collect(rows), drafter.context.write_pending())  # type: ignore[method-assign, assignment]
         spy = Spy(drafter)
         engine = Engine(target, spy, tree_budget=1, num_blocks=14, block_size=4, share_prefixes=False)
         # Plain rounds first: their rows wait. The small pool hands their blocks to the next request.

@@ -58,9 +58,9 @@ def test_loss_and_gradient_equal_a_readable_reference(
         length = len(sequence.token_ids)
         for anchor in sample_anchors(length, sequence.loss_start, 8, keyed_generator(0, 0, index)).tolist():
             count += 1
-            one = make_blocks(sequence.token_ids, torch.tensor([anchor]), 4, 270, config.depth_gamma)
+            block = torch.tensor([[int(sequence.token_ids[anchor]), 270, 270, 270]])
             context = head.context(sequence.taps[:anchor].float())
-            hidden = head.forward_train(context, target.embed(one.input_ids), one.anchors)[0]
+            hidden = head.forward_train(context, target.embed(block), torch.tensor([anchor]))[0]
             for depth in range(1, 4):
                 if anchor + depth >= length:
                     continue
@@ -112,9 +112,9 @@ def test_blocks_without_loss_do_not_dilute_the_average(
     alone, together = new_head(target), new_head(target)
     loss, _ = GradientStep(target, alone, data, config)(0, 0, [0])
 
-    def silent(token_ids: torch.Tensor, *args: object) -> object:
-        blocks = make_blocks(token_ids, *args)
-        if len(token_ids) == data.lengths[1]:
+    def silent(length: int, *args: object) -> object:
+        blocks = make_blocks(length, *args)
+        if length == data.lengths[1]:
             blocks.weights.zero_()
         return blocks
 
