@@ -38,6 +38,7 @@ class HeadConfig:
     Raises JetSpecError, naming the field, where a value is out of range or two fields disagree.
     """
 
+    method: str = "parallel"
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
@@ -53,7 +54,6 @@ class HeadConfig:
     target_layer_ids: tuple[int, ...]
     mask_token_id: int | None = None
     causal: bool
-    method: str = "parallel"
     shifted: bool = False
     attention_bias: bool = False
     sliding_window: int | None = None

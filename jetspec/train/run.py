@@ -175,7 +175,7 @@ def _new_head(target: Target, data: CapturedSequences, config: TrainConfig) -> D
 def _mask_token(target: Target, data: CapturedSequences, config: TrainConfig, trained: DraftHead | None) -> int | None:
     if config.method == "autoregressive":
         return None
-    if trained is not None and config.mask_token is None:
+    if config.mask_token is None and trained is not None and trained.config.mask_token_id is not None:
         return trained.config.mask_token_id
     rows = target.model.get_input_embeddings().weight.shape[0]
     used = frozenset(data.distinct_tokens().tolist())

@@ -64,6 +64,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def head_engine(target: Target, head: DraftHead, acting: OracleDrafter, **settin
 def assert_drafts_follow_the_text(target: Target, head: DraftHead, drafts: list[Draft]) -> None:
     """Each draft is what head and target make of the text alone: one chunk, one block, caches of their own."""
     drafted = autoregressive_tree if head.config.method == "autoregressive" else parallel_tree
-    for draft in drafts[::2]:
+    for draft in drafts:
         context = draft.token_ids[:-1]
         t = len(context)
         slots = torch.arange(t)
@@ -207,7 +208,7 @@ def autoregressive_tree(target: Target, head: AutoregressiveHead, draft: Draft, 
         text = torch.tensor(draft.token_ids[:-1] + [tokens[node] for node in path])
         [hidden] = head.forward_text(taps, text, torch.tensor([len(taps)]), target.embed)
         scores = target.lm_head(hidden).float().log_softmax(-1)
-        for depth, (parent, node) in enumerate(zip(path, path[1:])):
+        for depth, (parent, node) in enumerate(pairwise(path)):
             log_probs[node] = log_probs[parent] + scores[depth, tokens[node]].item()
     return forest_of([(tokens, parents, log_probs)])
 
