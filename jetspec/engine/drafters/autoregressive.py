@@ -24,6 +24,8 @@ class AutoregressiveContext:
     t - 1, token t). Both depend on the tokens up to t alone, so they are right for all who share the slot.
     """
 
+    by_level = True
+
     def __init__(
         self, head: AutoregressiveHead, target: Target, num_blocks: int, block_size: int, window: int | None
     ) -> None:

@@ -21,6 +21,9 @@ from jetspec.tree import Expand, Forest, grow_trees
 class Context(Protocol):
     """What a kind of head keeps of committed tokens, in the slots that the target's block tables address."""
 
+    #: Whether children are made level by level, so that a node which cannot be in the tree is better not expanded.
+    by_level: bool
+
     def extend(self, rows: CommittedRows) -> None:
         """Learn newly committed tokens."""
 
@@ -66,4 +69,5 @@ class HeadDrafter(Drafter):
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
         anchors = torch.tensor([s.anchor for s in sequences], device=self.head.device)
         expand = self.context.children(anchors, sequences, 1 if self.chain else max(budgets))
-        return grow_trees(anchors, expand, self.head.config.block_size - 1, budgets, [s.max_depth for s in sequences])
+        depth, limits = self.head.config.block_size - 1, [s.max_depth for s in sequences]
+        return grow_trees(anchors, expand, depth, budgets, limits, narrow=self.context.by_level)

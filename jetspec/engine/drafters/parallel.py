@@ -21,6 +21,8 @@ MAX_PENDING_ROWS = 512
 class ParallelContext:
     """The fused context of committed tokens; one head forward gives the children of all depths."""
 
+    by_level = False
+
     def __init__(
         self, head: ParallelHead, target: Target, num_blocks: int, block_size: int, window: int | None
     ) -> None:
