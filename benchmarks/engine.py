@@ -148,6 +148,7 @@ def random_head(target: Target, like: DraftHead) -> DraftHead:
     config = like.config
     return DraftHead.from_target(
         target,
+        method=config.method,
         num_layers=config.num_hidden_layers,
         block_size=config.block_size,
         num_taps=config.num_taps,

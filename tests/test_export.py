@@ -45,6 +45,12 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["export", *map(str, arguments)])
 
 
+def test_vllm_is_offered_no_autoregressive_head(target: Target) -> None:
+    head = DraftHead.from_target(target, method="autoregressive", num_layers=1, block_size=4, num_taps=2)
+    with pytest.raises(JetSpecError, match="no autoregressive head"):
+        check_for_vllm(head)
+
+
 def logits(target: Target, folder: Path) -> torch.Tensor:
     head = load_head(folder, dtype=torch.float32)
     taps = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))

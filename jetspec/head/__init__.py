@@ -1,8 +1,21 @@
-"""Draft heads: configuration, model, checkpoints."""
+"""Draft heads: configuration, models, checkpoints."""
 
+from jetspec.head.autoregressive import AutoregressiveHead
+from jetspec.head.base import DraftHead
 from jetspec.head.checkpoint import load_head, save_head, shipped_heads
 from jetspec.head.config import HeadConfig
-from jetspec.head.model import DraftHead
+from jetspec.head.kinds import new_head
+from jetspec.head.parallel import ParallelHead
 from jetspec.head.transition import Transition
 
-__all__ = ["DraftHead", "HeadConfig", "Transition", "load_head", "save_head", "shipped_heads"]
+__all__ = [
+    "AutoregressiveHead",
+    "DraftHead",
+    "HeadConfig",
+    "ParallelHead",
+    "Transition",
+    "load_head",
+    "new_head",
+    "save_head",
+    "shipped_heads",
+]

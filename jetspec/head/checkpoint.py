@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from jetspec.errors import JetSpecError
+from jetspec.head.base import DraftHead
 from jetspec.head.config import HeadConfig
-from jetspec.head.model import DraftHead
+from jetspec.head.kinds import new_head
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -47,7 +48,7 @@ def load_head(
     head_config = HeadConfig.from_dict(_read_json(folder / CONFIG), causal=causal)
     tensors = _read_tensors(folder)
     with torch.device("meta"):
-        head = DraftHead(head_config)
+        head = new_head(head_config)
     _check_tensors(tensors, head.state_dict(), folder)
     dtype = tensors["fc.weight"].dtype if dtype is None else dtype
     head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in tensors.items()}, assign=True)

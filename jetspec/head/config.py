@@ -15,7 +15,8 @@ from jetspec.errors import JetSpecError
 if TYPE_CHECKING:
     from jetspec.target import Target
 
-ARCHITECTURE = "DFlashDraftModel"
+#: What `architectures` says of each kind of head.
+ARCHITECTURES = {"parallel": "DFlashDraftModel", "autoregressive": "AutoregressiveDraftModel"}
 CAUSAL_FLAGS = ("dflash_config.causal_head", "dflash_config.causal", "is_causal")
 STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -25,6 +26,8 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class HeadConfig:
     """Sizes and meaning of a draft head.
 
+    `method` is the kind of head, one of `ARCHITECTURES`. `mask_token_id`, `causal`, `shifted` and `transition_size` are
+    a parallel head's; an autoregressive one has no mask token, is causal, not shifted and without transition.
     `block_size` counts the tokens of a block, anchor included. `target_layer_ids` are 0-based decoder layers of the
     target, in the order in which their outputs are concatenated. `shifted=False`: block position d predicts the
     token d places after the anchor; `shifted=True`: it predicts the token d + 1 places after the anchor.
@@ -35,6 +38,7 @@ class HeadConfig:
     Raises JetSpecError, naming the field, where a value is out of range or two fields disagree.
     """
 
+    method: str = "parallel"
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
@@ -47,8 +51,8 @@ class HeadConfig:
     max_position_embeddings: int
     block_size: int
     num_target_layers: int
-    mask_token_id: int
     target_layer_ids: tuple[int, ...]
+    mask_token_id: int | None = None
     causal: bool
     shifted: bool = False
     attention_bias: bool = False
@@ -62,7 +66,7 @@ class HeadConfig:
         for name in ("causal", "shifted", "attention_bias"):
             _require_bool(name, getattr(self, name))
         _require_int("block_size", self.block_size, at_least=2)
-        _require_int("dflash_config.mask_token_id", self.mask_token_id, at_least=0)
+        self._check_method()
         _require_int("dflash_config.transition_size", self.transition_size, at_least=0)
         _require_number("rms_norm_eps", self.rms_norm_eps)
         if self.num_attention_heads % self.num_key_value_heads:
@@ -77,6 +81,18 @@ class HeadConfig:
         layer_types = tuple(self.layer_types) or ("full_attention",) * self.num_hidden_layers
         object.__setattr__(self, "layer_types", layer_types)
         self._check_windows()
+
+    def _check_method(self) -> None:
+        if self.method not in ARCHITECTURES:
+            raise JetSpecError(f"method={self.method!r}: must be one of {', '.join(ARCHITECTURES)}")
+        if self.method == "parallel":
+            _require_int("dflash_config.mask_token_id", self.mask_token_id, at_least=0)
+            return
+        fixed = {"mask_token_id": None, "causal": True, "shifted": False, "transition_size": 0}
+        for name, value in fixed.items():
+            found = getattr(self, name)
+            if found != value:
+                raise JetSpecError(f"{name} is {found!r}: is for a parallel head, an autoregressive one has {value}")
 
     def _check_windows(self) -> None:
         if len(self.layer_types) != self.num_hidden_layers:
@@ -116,16 +132,15 @@ class HeadConfig:
         """
         _require_equal(data, "model_type", "qwen3")
         _require_equal(data, "hidden_act", "silu")
-        architectures = data.get("architectures")
-        if architectures is not None and (not isinstance(architectures, list) or ARCHITECTURE not in architectures):
-            raise JetSpecError(f"architectures is {architectures!r}; a draft head has [{ARCHITECTURE!r}]")
+        method = _read_method(data)
         plain = {name: _required(data, name) for name in (*_SIZES, "rms_norm_eps")}
         _require_int("num_hidden_layers", plain["num_hidden_layers"], at_least=1)
         return cls(
             **plain,
             rope_parameters=_read_rope(data),
             block_size=_required(data, "block_size", "dflash_config.block_size"),
-            mask_token_id=_required(data, "dflash_config.mask_token_id"),
+            method=method,
+            mask_token_id=_read_mask_token(data, method),
             target_layer_ids=_required(data, "dflash_config.target_layer_ids"),
             causal=_read_causal(data, causal),
             shifted=_optional(data, False, "dflash_config.shifted"),
@@ -139,7 +154,7 @@ class HeadConfig:
         scaling = {key: value for key, value in self.rope_parameters.items() if key != "rope_theta"}
         plain = {name: getattr(self, name) for name in (*_SIZES, "rms_norm_eps", "attention_bias", "block_size")}
         return {
-            "architectures": [ARCHITECTURE],
+            "architectures": [ARCHITECTURES[self.method]],
             "model_type": "qwen3",
             "hidden_act": "silu",
             "attention_dropout": 0.0,
@@ -154,7 +169,7 @@ class HeadConfig:
             "layer_types": list(self.layer_types),
             "is_causal": self.causal,
             "dflash_config": {
-                "mask_token_id": self.mask_token_id,
+                **({} if self.mask_token_id is None else {"mask_token_id": self.mask_token_id}),
                 "target_layer_ids": list(self.target_layer_ids),
                 "causal_head": self.causal,
                 "causal": self.causal,
@@ -177,7 +192,7 @@ class HeadConfig:
                     "use the head that was trained for this target, or train one with `jetspec train`"
                 )
         rows = target.model.get_input_embeddings().weight.shape[0]
-        if self.mask_token_id >= rows:
+        if self.mask_token_id is not None and self.mask_token_id >= rows:
             raise JetSpecError(
                 f"the draft head's dflash_config.mask_token_id is {self.mask_token_id}, but the target embeds only "
                 f"{rows} tokens: use the head's own target with its embedding resized as it was in training"
@@ -222,6 +237,21 @@ def _required(data: Mapping[str, Any], *paths: str) -> Any:
     if value is None:
         raise JetSpecError(f"the head's config lacks {' or '.join(paths)}; add it, it is never guessed")
     return value
+
+
+def _read_method(data: Mapping[str, Any]) -> str:
+    found = data.get("architectures")
+    if found is None:
+        return "parallel"
+    for method, architecture in ARCHITECTURES.items():
+        if isinstance(found, list) and architecture in found:
+            return method
+    raise JetSpecError(f"architectures is {found!r}; a draft head has one of {', '.join(ARCHITECTURES.values())}")
+
+
+def _read_mask_token(data: Mapping[str, Any], method: str) -> Any:
+    path = "dflash_config.mask_token_id"
+    return _required(data, path) if method == "parallel" else _optional(data, None, path)
 
 
 def _read_causal(data: Mapping[str, Any], override: bool | None) -> bool:

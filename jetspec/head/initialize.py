@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from jetspec.errors import JetSpecError
+from jetspec.head.base import DraftHead
 from jetspec.head.config import STATIC_ROPE_TYPES, HeadConfig
-from jetspec.head.model import DraftHead
+from jetspec.head.kinds import new_head
+from jetspec.head.transition import Transition
 from jetspec.target import Target, default_tap_layers
 
 
@@ -20,7 +22,8 @@ def head_for_target(
     *,
     num_layers: int,
     block_size: int,
-    mask_token_id: int,
+    method: str = "parallel",
+    mask_token_id: int | None = None,
     num_taps: int | None = None,
     target_layer_ids: Sequence[int] | None = None,
     causal: bool = True,
@@ -34,8 +37,8 @@ def head_for_target(
 
     Give `target_layer_ids`, or `num_taps` for evenly spaced ones. `init="random"` draws matrices from N(0, 0.02);
     `init="target"` then replaces them, wherever name and shape agree, by the weights of the target's last
-    `num_layers` layers, and starts the fused context as the last tap. Raises JetSpecError where the options do not
-    fit the target.
+    `num_layers` layers, and starts with layers that read the last tap. Raises JetSpecError where the options do not
+    fit the target. `method` is "parallel", which needs a `mask_token_id`, or "autoregressive".
     """
     if init not in ("random", "target"):
         raise JetSpecError(f"init must be 'random' or 'target', got {init!r}")
@@ -43,6 +46,7 @@ def head_for_target(
         **_sizes(target),
         num_hidden_layers=num_layers,
         block_size=block_size,
+        method=method,
         mask_token_id=mask_token_id,
         target_layer_ids=_taps(target, num_taps, target_layer_ids),
         causal=causal,
@@ -51,7 +55,7 @@ def head_for_target(
     )
     config.validate_for(target)
     with torch.device("meta"):
-        head = DraftHead(config)
+        head = new_head(config)
     _init_random(head.to_empty(device="cpu"), seed)
     if init == "target":
         _init_from_target(head, target)
@@ -117,8 +121,9 @@ def _init_random(head: DraftHead, seed: int) -> None:
                 module.bias.zero_()
         elif isinstance(module, nn.RMSNorm):
             module.weight.fill_(1.0)
-    if head.transition is not None:
-        head.transition.initialize(generator)
+    for module in head.modules():
+        if isinstance(module, Transition):
+            module.initialize(generator)
 
 
 @torch.no_grad()
@@ -143,8 +148,7 @@ def _init_from_target(head: DraftHead, target: Target) -> None:
     _copy_if_equal_shape(head.norm.weight, _norm_scale(decoder.norm))
     input_scales = torch.stack([_norm_scale(source.input_layernorm) for source in sources])
     head.hidden_norm.weight.copy_(input_scales.mean(0))
-    head.fc.weight.zero_()
-    head.fc.weight[:, -head.config.hidden_size :].fill_diagonal_(1.0)
+    head.read_last_tap()
 
 
 def _copy_layer(layer: nn.Module, source: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Which blocks a sequence is trained on: anchors, block inputs, the rows that teach them and their weights.
+"""Which blocks a sequence is trained on: anchors, the rows that teach them and their weights.
 
 Everything here is a pure function of its arguments; randomness is keyed by (seed, epoch, sequence), so a resumed run
 sees the blocks that an uninterrupted one would have seen.
@@ -22,7 +22,6 @@ class Blocks:
     """
 
     anchors: Tensor  # [A] int64, position of each block's anchor
-    input_ids: Tensor  # [A, B] int64: the anchor token, then mask tokens
     teacher_rows: Tensor  # [A, B - 1] int64: position whose final hidden state predicts token anchor + d
     weights: Tensor  # [A, B - 1] float32, 0 where the row carries no loss
 
@@ -53,14 +52,11 @@ def depth_weights(block_size: int, gamma: float) -> Tensor:
     return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32) / gamma)
 
 
-def make_blocks(token_ids: Tensor, anchors: Tensor, block_size: int, mask_token_id: int, gamma: float) -> Blocks:
-    """Blocks of a sequence ``token_ids`` [T] at ``anchors`` [A]. Rows past the end of the sequence weigh nothing."""
-    length = token_ids.numel()
-    input_ids = torch.full((anchors.numel(), block_size), mask_token_id, dtype=torch.int64)
-    input_ids[:, 0] = token_ids[anchors]
+def make_blocks(length: int, anchors: Tensor, block_size: int, gamma: float) -> Blocks:
+    """Blocks of a sequence of ``length`` tokens at ``anchors`` [A]. Rows past its end weigh nothing."""
     predicted = anchors[:, None] + torch.arange(1, block_size)
     weights = depth_weights(block_size, gamma) * (predicted < length)
-    return Blocks(anchors, input_ids, (predicted - 1).clamp(max=length - 1), weights)
+    return Blocks(anchors, (predicted - 1).clamp(max=length - 1), weights)
 
 
 def plan_epoch(block_counts: Sequence[int], blocks_per_step: int, *, seed: int, epoch: int) -> list[list[int]]:

@@ -33,7 +33,12 @@ def model_card(
         vocabulary = f"over the tokens of the training text and {config.negatives} random others a step"
     start = "the target's last layers" if config.init == "target" else "random"
     taps = ", ".join(map(str, head.target_layer_ids))
-    kind = "causal" if head.causal else "bidirectional"
+    if head.method == "parallel":
+        kind = f"{'causal' if head.causal else 'bidirectional'} blocks of\n{head.block_size} tokens (anchor included)"
+        taps += f" (0-based), mask token id {head.mask_token_id}"
+    else:
+        kind = f"autoregressive,\n{head.block_size - 1} tokens ahead"
+        taps += " (0-based)"
     return f"""---
 license: {config.license}
 tags: [speculative-decoding, jetspec, draft-head]
@@ -52,8 +57,7 @@ llm = LLM("{config.target}", draft="path/to/this/directory")
 
 ## Head
 
-{head.num_hidden_layers} layers, {parameters / 1e6:.1f} M parameters in {config.dtype}, {kind} blocks of
-{head.block_size} tokens (anchor included), target layers {taps} (0-based), mask token id {head.mask_token_id}.
+{head.num_hidden_layers} layers, {parameters / 1e6:.1f} M parameters in {config.dtype}, {kind}, target layers {taps}.
 
 ## Data
 

@@ -68,6 +68,9 @@ class TrainConfig:
     )
     shard_sequences: int = option(128, help="Answers captured and stored at a time.", group=ANSWERS, least=1)
 
+    method: Literal["parallel", "autoregressive"] = option(
+        "parallel", help="Draft all depths in one forward, or one a forward as EAGLE-3 does.", group=HEAD
+    )
     num_layers: int = option(3, help="Layers of the head.", group=HEAD, least=1)
     block_size: int = option(8, help="Tokens of a block, the known one included.", group=HEAD, least=2)
     num_taps: int = option(5, help="Target layers the head reads.", group=HEAD, least=1)
@@ -159,6 +162,7 @@ class TrainConfig:
             value = checked(field.name, getattr(self, field.name), _KINDS[field.name], option_of(field))
             object.__setattr__(self, field.name, value)
         self._check_data()
+        self._check_method()
 
     def _check_data(self) -> None:
         if self.prompts is None and not self.self_prompts:
@@ -172,6 +176,14 @@ class TrainConfig:
         for name in ("answers_model", "answers_key_env"):
             if self.answers_from is None and getattr(self, name) is not None:
                 raise JetSpecError(f"{name}={getattr(self, name)!r}: is for a server; give answers_from too")
+
+    def _check_method(self) -> None:
+        only_parallel = {"causal": True, "transition_size": 0, "mask_token": None}
+        for name, default in only_parallel.items():
+            if self.method != "parallel" and getattr(self, name) != default:
+                raise JetSpecError(
+                    f"{name}={getattr(self, name)!r}: is for method 'parallel'; leave it out with {self.method!r}"
+                )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "configuration") -> TrainConfig:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from jetspec.head import DraftHead
+from jetspec.head import DraftHead, new_head
 from jetspec.train.processes import Processes
 
 
-class ParallelHead:
+class DistributedHead:
     """``head``, whole on every process or, with ``fsdp``, in shards. Every method is a collective."""
 
     def __init__(self, head: DraftHead, processes: Processes, *, fsdp: bool) -> None:
@@ -67,7 +67,7 @@ class ParallelHead:
         if not self.sharded:
             return self.head
         with torch.device("meta"):
-            copy = DraftHead(self.head.config)
+            copy = new_head(self.head.config)
         copy.load_state_dict(whole(self.head.state_dict()), assign=True)
         return copy.eval()
 

@@ -155,19 +155,14 @@ def _capture(
 
 
 def _new_head(target: Target, data: CapturedSequences, config: TrainConfig) -> DraftHead:
-    rows = target.model.get_input_embeddings().weight.shape[0]
-    used = frozenset(data.distinct_tokens().tolist())
     trained = None if config.init in ("target", "random") else load_head(config.init, dtype=torch.float32)
-    if trained is not None and config.mask_token is None:
-        mask_token = trained.config.mask_token_id
-    else:
-        mask_token = choose_mask_token(target.tokenizer, rows, used, wanted=config.mask_token)
     head = DraftHead.from_target(
         target,
+        method=config.method,
         num_layers=config.num_layers,
         block_size=config.block_size,
         target_layer_ids=_tap_layers(target, config),
-        mask_token_id=mask_token,
+        mask_token_id=_mask_token(target, data, config, trained),
         causal=config.causal,
         transition_size=config.transition_size,
         init="target" if config.init == "target" else "random",
@@ -176,6 +171,16 @@ def _new_head(target: Target, data: CapturedSequences, config: TrainConfig) -> D
     if trained is not None:
         copy_weights(head, trained)
     return head
+
+
+def _mask_token(target: Target, data: CapturedSequences, config: TrainConfig, trained: DraftHead | None) -> int | None:
+    if config.method == "autoregressive":
+        return None
+    if config.mask_token is None and trained is not None and trained.config.mask_token_id is not None:
+        return trained.config.mask_token_id
+    rows = target.model.get_input_embeddings().weight.shape[0]
+    used = frozenset(data.distinct_tokens().tolist())
+    return choose_mask_token(target.tokenizer, rows, used, wanted=config.mask_token)
 
 
 def _export(trainer: Trainer, tokens: int) -> int:

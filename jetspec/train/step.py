@@ -56,12 +56,12 @@ class GradientStep:
         labels = captured.token_ids[positions + 1].to(device)
         teacher = teach(layer, captured.hidden[positions].to(device), labels, self.config.hard_labels)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            context = self.head.context(captured.taps.to(device, self.head.dtype))
-            embeds = self.target.embed(blocks.input_ids).to(self.head.dtype)
-            hidden = self.head.forward_train(context, embeds, blocks.anchors.to(device))[:, 1:]
-            if self.head.transition is not None:
-                shift, _ = self.head.transition(self.target.embed(captured.token_ids[blocks.teacher_rows]))
-                hidden = hidden + shift.to(hidden.dtype)
+            hidden = self.head.forward_text(
+                captured.taps.to(device, self.head.dtype),
+                captured.token_ids.to(device),
+                blocks.anchors.to(device),
+                self.target.embed,
+            )
         carrying = (blocks.weights > 0).to(device)
         losses, hits = row_losses(layer, hidden[carrying], teacher, rows.to(device))
         weights = blocks.weights.to(device)
@@ -76,8 +76,7 @@ class GradientStep:
         generator = keyed_generator(config.seed, epoch, sequence)
         length, loss_start = data.lengths[sequence], data.loss_starts[sequence]
         anchors = sample_anchors(length, loss_start, config.blocks_per_sequence, generator)
-        token_ids = data.token_ids(sequence)
-        return make_blocks(token_ids, anchors, config.block_size, self.head.config.mask_token_id, config.depth_gamma)
+        return make_blocks(length, anchors, config.block_size, config.depth_gamma)
 
     def _output_layer(self, step: int) -> OutputLayer:
         """The whole vocabulary, or its share that this step looks at."""

@@ -26,7 +26,7 @@ from jetspec.train.config import TrainConfig
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.evaluate import Measurement, measure_acceptance
 from jetspec.train.metrics import MetricsFile, open_tracker
-from jetspec.train.parallel import ParallelHead, whole
+from jetspec.train.parallel import DistributedHead, whole
 from jetspec.train.processes import Processes
 from jetspec.train.schedule import DataOrder, learning_rate, share_out
 from jetspec.train.signals import StopSignals
@@ -90,7 +90,7 @@ class Trainer:
             epochs=config.epochs,
             max_steps=config.max_steps,
         )
-        self.parallel = ParallelHead(head, processes, fsdp=config.fsdp)
+        self.parallel = DistributedHead(head, processes, fsdp=config.fsdp)
         self.optimizer = _optimizer(head, config)
         self.gradient_step = GradientStep(target, head, data, config, processes)
         self.folder = config.folder / FOLDER

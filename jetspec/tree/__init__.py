@@ -6,6 +6,7 @@ from jetspec.tree.build import (
     build_forest,
     expected_accepted_length,
     grow_trees,
+    shared_children,
     top_candidates,
 )
 from jetspec.tree.forest import Forest, forest_of
@@ -23,6 +24,7 @@ __all__ = [
     "expected_accepted_length",
     "forest_of",
     "grow_trees",
+    "shared_children",
     "top_candidates",
     "topk_lowest_id",
     "walk",

@@ -48,11 +48,16 @@ def build_forest(
     the root; max_depths bounds each tree's depth (0: root alone). Candidates of a depth must be distinct tokens.
     See `grow_trees` for the nodes chosen and the errors raised.
     """
+    return grow_trees(anchors, shared_children(log_probs, candidates), log_probs.shape[1], budgets, max_depths)
+
+
+def shared_children(log_probs: Tensor, candidates: Tensor) -> Expand:
+    """Expansion by per-depth marginals [S, D, K]: every node at depth d - 1 has the children candidates[:, d - 1]."""
 
     def expand(depth: int, _tokens: Tensor, _parents: Tensor) -> tuple[Tensor, Tensor]:
         return log_probs[:, depth - 1, None], candidates[:, depth - 1, None]
 
-    return grow_trees(anchors, expand, log_probs.shape[1], budgets, max_depths)
+    return expand
 
 
 def grow_trees(
@@ -61,10 +66,14 @@ def grow_trees(
     depth: int,
     budgets: Sequence[int],
     max_depths: Sequence[int] | None = None,
+    *,
+    narrow: bool = False,
 ) -> Forest:
     """Per sequence the root and the budget - 1 most probable nodes of depth <= `depth`, for anchors [S].
 
     Ties break by (depth, parent, rank). Nodes of probability 0 are left out, so a tree can be smaller than its budget.
+    `narrow` expands only nodes that the better ones found so far leave room for. The trees are the same; it pays where
+    an expansion costs more than waiting for the device at every depth.
     Raises JetSpecError where budgets or max_depths do not fit the batch.
     """
     limits = [depth] * len(budgets) if max_depths is None else list(max_depths)
@@ -76,11 +85,15 @@ def grow_trees(
     roots = anchors.long().unsqueeze(1)
     level = _Level(torch.zeros(roots.shape, device=device), roots, torch.zeros_like(roots))
     levels = [level]
-    allowed = torch.tensor(limits, device=device)
+    allowed, sizes = torch.tensor(limits, device=device), torch.tensor(list(budgets), device=device)
     for d in range(1, deepest + 1):
         level = _next_level(level, *expand(d, level.tokens, level.parents), width, allowed >= d)
+        if narrow:
+            level = _within_reach(level, levels, sizes)
         levels.append(level)
-    return _select(levels, torch.tensor(list(budgets), device=device), width)
+        if not level.tokens.shape[1]:
+            break
+    return _select(levels, sizes, width)
 
 
 def expected_accepted_length(log_probs: Tensor) -> float:
@@ -111,6 +124,16 @@ def _next_level(level: _Level, log_probs: Tensor, ids: Tensor, width: int, allow
     kept = first_by_value(paths, min(width, paths.shape[1])).sort(dim=1).values
     tokens = ids.expand(-1, level.tokens.shape[1], -1).flatten(1).gather(1, kept)
     return _Level(paths.gather(1, kept), tokens, kept // ranks)
+
+
+def _within_reach(level: _Level, above: list[_Level], budgets: Tensor) -> _Level:
+    """A level without the nodes that no tree has room for, as far as the nodes known by now tell."""
+    known = torch.cat([one.log_probs for one in (*above, level)], dim=1).sort(dim=1, descending=True).values
+    last = known.gather(1, (budgets - 1).clamp(max=known.shape[1] - 1).unsqueeze(1))
+    out_of_reach = (level.log_probs < last) | (level.log_probs == -torch.inf)
+    count = int((~out_of_reach).sum(dim=1).max())
+    kept = out_of_reach.int().argsort(dim=1, stable=True)[:, :count]
+    return _Level(*(part.gather(1, kept) for part in (level.log_probs, level.tokens, level.parents)))
 
 
 def _select(levels: list[_Level], budgets: Tensor, width: int) -> Forest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspec.engine import Drafter, Engine, HeadDrafter, ModelDrafter, NgramDrafter, Sequence, load_drafter
-from jetspec.engine.drafters.head import last_of_each
 from jetspec.engine.drafters.ngram import find_continuations, trie
+from jetspec.engine.drafters.parallel import ParallelContext, last_of_each
 from jetspec.errors import JetSpecError
+from jetspec.head import DraftHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.tree import Forest
@@ -26,6 +29,12 @@ def small_model(kind: str = "llama", seed: int = 7, **settings: object) -> Targe
     return Target.from_model(TINY_MODELS[kind](seed=seed, num_hidden_layers=2, **settings), name="small")
 
 
+def autoregressive_head(target: Target, num_layers: int = 1, seed: int = 0) -> DraftHead:
+    return DraftHead.from_target(
+        target, method="autoregressive", num_layers=num_layers, block_size=5, num_taps=2, seed=seed
+    )
+
+
 def make_drafter(name: str, target: Target) -> Drafter:
     if name == "ngram":
         return NgramDrafter(min_ngram=1, max_ngram=3)
@@ -35,6 +44,10 @@ def make_drafter(name: str, target: Target) -> Drafter:
         return HeadDrafter(conditioned_head(target))
     if name == "chain of paths":
         return HeadDrafter(conditioned_head(target), chain=True)
+    if name == "autoregressive":
+        return HeadDrafter(autoregressive_head(target))
+    if name == "autoregressive chain":
+        return HeadDrafter(autoregressive_head(target, num_layers=2), chain=True, window=6)
     if name == "window":
         return HeadDrafter(random_head(target), window=4)
     if name == "own model":
@@ -42,15 +55,31 @@ def make_drafter(name: str, target: Target) -> Drafter:
     return ModelDrafter(small_model(), depth=3)
 
 
+@cache
+def plain_decoding(temperature: float) -> list[tuple[list[int], str]]:
+    return references("llama", make_prompts(5), make_params(5, temperature))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("max_rows", "num_blocks"), [(64, 64), (7, 23)])
 @pytest.mark.parametrize(
-    "name", ["ngram", "chain", "transition", "chain of paths", "window", "small model", "own model"]
+    "name",
+    [
+        "ngram",
+        "chain",
+        "transition",
+        "chain of paths",
+        "autoregressive",
+        "autoregressive chain",
+        "window",
+        "small model",
+        "own model",
+    ],
 )
 def test_no_drafter_changes_a_token(name: str, max_rows: int, num_blocks: int, temperature: float) -> None:
     target = make_target("llama")
     prompts, params = make_prompts(5), make_params(5, temperature)
-    truth = references("llama", prompts, params)
+    truth = plain_decoding(temperature)
     drafter = make_drafter(name, target)
     engine = Engine(target, drafter, tree_budget=9, num_blocks=num_blocks, block_size=4, max_rows=max_rows)
     assert run(engine, prompts, params) == truth
@@ -154,23 +183,25 @@ def test_a_chain_is_the_first_path_of_the_tree() -> None:
         break  # later rounds start where the draft before left the text
 
 
-def test_a_window_hides_what_lies_before_it() -> None:
+@pytest.mark.parametrize("make_head", [random_head, autoregressive_head])
+def test_a_window_hides_what_lies_before_it(make_head) -> None:
     """A window as long as the text changes nothing; a short one does, and what was written before it is not read."""
     target = make_target("llama")
     prompt = make_prompts(4)[3]
-    full = proposals(target, HeadDrafter(random_head(target)), prompt, 4)
-    wide = proposals(target, HeadDrafter(random_head(target), window=1000), prompt, 4)
-    short = proposals(target, HeadDrafter(random_head(target), window=3), prompt, 4)
+    full = proposals(target, HeadDrafter(make_head(target)), prompt, 4)
+    wide = proposals(target, HeadDrafter(make_head(target), window=1000), prompt, 4)
+    short = proposals(target, HeadDrafter(make_head(target), window=3), prompt, 4)
     assert all(torch.equal(a.log_probs, b.log_probs) for a, b in zip(full, wide, strict=True))
     assert not torch.equal(full[0].log_probs, short[0].log_probs)
     # The head sees the last three committed tokens only: what was written for the others does not matter.
-    drafter = HeadDrafter(random_head(target), window=3)
+    drafter = HeadDrafter(make_head(target), window=3)
     inner = drafter.propose
 
     def disturbed(sequences: list[Sequence], budgets: list[int]) -> Forest:
-        drafter._extend_context()
+        if isinstance(drafter.context, ParallelContext):
+            drafter.context.write_pending()
         slots = sequences[0].table.slots(0, sequences[0].num_cached - 3)
-        for pool in drafter._cache.keys + drafter._cache.values:
+        for pool in drafter.context.cache.keys + drafter.context.cache.values:
             pool[slots] = 1e3
         return inner(sequences, budgets)
 
@@ -189,7 +220,7 @@ def test_context_written_late_is_the_same_context() -> None:
         drafter = HeadDrafter(random_head(target))
         if at_once:
             collect = drafter.extend
-            drafter.extend = lambda rows: (collect(rows), drafter._extend_context())  # type: ignore[method-assign, assignment]
+            drafter.extend = lambda rows: (collect(rows), drafter.context.write_pending())  # type: ignore[method-assign, assignment]
         spy = Spy(drafter)
         engine = Engine(target, spy, tree_budget=1, num_blocks=14, block_size=4, share_prefixes=False)
         # Plain rounds first: their rows wait. The small pool hands their blocks to the next request.

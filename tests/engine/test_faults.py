@@ -64,6 +64,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -71,10 +72,10 @@ import torch
 from jetspec.attention import RowBatch, Segment
 from jetspec.engine import Committed, Engine, Observer, Round, Sequence
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead
+from jetspec.head import AutoregressiveHead, DraftHead, ParallelHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
-from jetspec.tree import Forest, build_forest, chain_parents, top_candidates
+from jetspec.tree import Forest, build_forest, chain_parents, forest_of, top_candidates
 from tests.drafters import OracleDrafter
 from tests.engine.test_exactness import make_prompts, make_target, random_head, references_greedy
 from tests.head.tiny_head import tiny_head
@@ -171,31 +172,57 @@ def head_engine(target: Target, head: DraftHead, acting: OracleDrafter, **settin
 @torch.inference_mode()
 def assert_drafts_follow_the_text(target: Target, head: DraftHead, drafts: list[Draft]) -> None:
     """Each draft is what head and target make of the text alone: one chunk, one block, caches of their own."""
+    drafted = autoregressive_tree if head.config.method == "autoregressive" else parallel_tree
     for draft in drafts:
-        *context, anchor = draft.token_ids
+        context = draft.token_ids[:-1]
         t = len(context)
         slots = torch.arange(t)
         batch = RowBatch(torch.tensor(context), torch.arange(t), chain_parents(t), [Segment(0, t, 0, slots)])
         output = target.forward(batch, target.new_cache(1, t), taps=head.config.target_layer_ids)
-        cache = head.new_cache(1, t)
-        head.extend(output.taps, torch.arange(t), slots, cache)
-        masks = [head.config.mask_token_id] * (head.config.block_size - 1)
-        positions = torch.arange(t, t + head.config.block_size)[None]
-        hidden = head.forward_blocks(target.embed(torch.tensor([[anchor, *masks]])), positions, [slots], cache)
-        candidates = top_candidates(target.lm_head(hidden[:, 1:]).float(), draft.budget)
-        expected = build_forest(torch.tensor([anchor]), *candidates, [draft.budget], [draft.max_depth])
+        expected = drafted(target, head, draft, output.taps)
         rows = draft.forest.rows(draft.index)
         assert draft.forest.tokens[rows].tolist() == expected.tokens.tolist(), draft.token_ids
         torch.testing.assert_close(draft.forest.log_probs[rows], expected.log_probs, atol=1e-4, rtol=0)
 
 
-def sharp_head() -> DraftHead:
+def parallel_tree(target: Target, head: ParallelHead, draft: Draft, taps: torch.Tensor) -> Forest:
+    *context, anchor = draft.token_ids
+    t = len(context)
+    slots, cache = torch.arange(t), head.new_cache(1, t)
+    head.extend(taps, torch.arange(t), slots, cache)
+    masks = [head.config.mask_token_id] * (head.config.block_size - 1)
+    positions = torch.arange(t, t + head.config.block_size)[None]
+    hidden = head.forward_blocks(target.embed(torch.tensor([[anchor, *masks]])), positions, [slots], cache)
+    candidates = top_candidates(target.lm_head(hidden[:, 1:]).float(), draft.budget)
+    return build_forest(torch.tensor([anchor]), *candidates, [draft.budget], [draft.max_depth])
+
+
+def autoregressive_tree(target: Target, head: AutoregressiveHead, draft: Draft, taps: torch.Tensor) -> Forest:
+    """The same nodes, scored anew: the training forward over the text and each path to a leaf."""
+    rows = draft.forest.rows(draft.index)
+    tokens, parents = draft.forest.tokens[rows].tolist(), draft.forest.parents[rows].tolist()
+    log_probs = [0.0] * len(tokens)
+    for leaf in set(range(len(tokens))) - set(parents):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        text = torch.tensor(draft.token_ids[:-1] + [tokens[node] for node in path])
+        [hidden] = head.forward_text(taps, text, torch.tensor([len(taps)]), target.embed)
+        scores = target.lm_head(hidden).float().log_softmax(-1)
+        for depth, (parent, node) in enumerate(pairwise(path)):
+            log_probs[node] = log_probs[parent] + scores[depth, tokens[node]].item()
+    return forest_of([(tokens, parents, log_probs)])
+
+
+def sharp_head(method: str = "parallel") -> DraftHead:
     """A head whose drafts depend on context and positions."""
-    return tiny_head(hidden_size=48, vocab_size=VOCAB_SIZE, mask_token_id=VOCAB_SIZE - 1)
+    mask_token_id = VOCAB_SIZE - 1 if method == "parallel" else None
+    return tiny_head(method=method, hidden_size=48, vocab_size=VOCAB_SIZE, mask_token_id=mask_token_id)
 
 
-def test_drafts_follow_the_text_after_partial_acceptance() -> None:
-    target, head, prompts = make_target("llama"), sharp_head(), make_prompts(4)
+@pytest.mark.parametrize("method", ["parallel", "autoregressive"])
+def test_drafts_follow_the_text_after_partial_acceptance(method: str) -> None:
+    target, head, prompts = make_target("llama"), sharp_head(method), make_prompts(4)
     accepted: Counter[int] = Counter()
 
     class Count(Observer):
@@ -213,8 +240,9 @@ def test_drafts_follow_the_text_after_partial_acceptance() -> None:
     assert_drafts_follow_the_text(target, head, drafts)
 
 
-def test_drafts_are_the_same_after_a_hit_and_after_preemption() -> None:
-    target, head = make_target("llama"), sharp_head()
+@pytest.mark.parametrize("method", ["parallel", "autoregressive"])
+def test_drafts_are_the_same_after_a_hit_and_after_preemption(method: str) -> None:
+    target, head = make_target("llama"), sharp_head(method)
     shared = make_prompts(4)[3]
     prompts = [shared, [*shared[:21], 7], [*shared[:30], 8, 9], [*shared[:13], 1]]
     settings = {"tree_budget": 10, "block_size": 4, "max_rows": 40}

@@ -23,44 +23,88 @@ def rope(x: Tensor, position: int, theta: float) -> Tensor:
     return torch.cat((x[:half] * cos - x[half:] * sin, x[half:] * cos + x[:half] * sin))
 
 
+class Layer:
+    """One decoder layer, row by row; keys and values of row p are those of position p."""
+
+    def __init__(self, config: HeadConfig, weights: dict[str, Tensor], index: int) -> None:
+        prefix = f"layers.{index}."
+        self.weights = {n.removeprefix(prefix): t.double() for n, t in weights.items() if n.startswith(prefix)}
+        self.config, self.window = config, config.windows[index]
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weights[f"{name}.weight"], self.config.rms_norm_eps)
+
+    def heads(self, name: str, row: Tensor) -> list[Tensor]:
+        return list((self.weights[f"self_attn.{name}_proj.weight"] @ row).split(self.config.head_dim))
+
+    def rotated(self, name: str, row: Tensor, position: int) -> list[Tensor]:
+        theta = self.config.rope_theta
+        return [rope(self.norm(f"self_attn.{name}_norm", h), position, theta) for h in self.heads(name, row)]
+
+    def keys_values(self, rows: list[Tensor]) -> tuple[list, list]:
+        return [self.rotated("k", row, p) for p, row in enumerate(rows)], [self.heads("v", row) for row in rows]
+
+    def attend(self, row: Tensor, position: int, keys: list, values: list, causal: bool) -> Tensor:
+        seen = [
+            p
+            for p in range(len(keys))
+            if (p <= position or not causal) and (self.window is None or p > position - self.window)
+        ]
+        attended = []
+        for h, q in enumerate(self.rotated("q", row, position)):
+            kv = h // (self.config.num_attention_heads // self.config.num_key_value_heads)
+            scores = torch.stack([q @ keys[p][kv] for p in seen]) / math.sqrt(self.config.head_dim)
+            attended.append(sum(p * values[s][kv] for p, s in zip(scores.softmax(0), seen)))
+        return self.weights["self_attn.o_proj.weight"] @ torch.cat(attended)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        y = self.norm("post_attention_layernorm", x)
+        gate = self.weights["mlp.gate_proj.weight"] @ y
+        return self.weights["mlp.down_proj.weight"] @ (
+            gate * torch.sigmoid(gate) * (self.weights["mlp.up_proj.weight"] @ y)
+        )
+
+
 def reference_hidden(
     config: HeadConfig, weights: dict[str, Tensor], taps: Tensor, block: Tensor, anchor: int
 ) -> Tensor:
     """taps [>= anchor, num_taps * hidden], block [B, hidden] at positions anchor .. anchor + B - 1 -> [B, hidden]."""
-    eps, d = config.rms_norm_eps, config.head_dim
-    weights = {name: tensor.double() for name, tensor in weights.items()}
-    context = [
-        rms_norm(weights["fc.weight"] @ row, weights["hidden_norm.weight"], eps) for row in taps[:anchor].double()
-    ]
+    eps = config.rms_norm_eps
+    fc, hidden_norm, norm = (weights[f"{name}.weight"].double() for name in ("fc", "hidden_norm", "norm"))
+    context = [rms_norm(fc @ row, hidden_norm, eps) for row in taps[:anchor].double()]
     x = list(block.double())
-    for layer in range(config.num_hidden_layers):
-        w = {
-            name.removeprefix(f"layers.{layer}."): t
-            for name, t in weights.items()
-            if name.startswith(f"layers.{layer}.")
-        }
-        normed = [rms_norm(row, w["input_layernorm.weight"], eps) for row in x]
-        rows = context + normed
-        keys, values = [], []
-        for position, row in enumerate(rows):
-            k = (w["self_attn.k_proj.weight"] @ row).split(d)
-            keys.append([rope(rms_norm(h, w["self_attn.k_norm.weight"], eps), position, config.rope_theta) for h in k])
-            values.append((w["self_attn.v_proj.weight"] @ row).split(d))
+    for index in range(config.num_hidden_layers):
+        layer = Layer(config, weights, index)
+        normed = [layer.norm("input_layernorm", row) for row in x]
+        keys, values = layer.keys_values(context + normed)
         for i, row in enumerate(normed):
-            position, heads = anchor + i, []
-            for h, q in enumerate((w["self_attn.q_proj.weight"] @ row).split(d)):
-                q = rope(rms_norm(q, w["self_attn.q_norm.weight"], eps), position, config.rope_theta)
-                kv = h // (config.num_attention_heads // config.num_key_value_heads)
-                window = config.windows[layer]
-                seen = [
-                    p
-                    for p in range(len(rows))
-                    if (p <= position or not config.causal) and (window is None or p > position - window)
-                ]
-                scores = torch.stack([q @ keys[p][kv] for p in seen]) / math.sqrt(d)
-                heads.append(sum(p * values[s][kv] for p, s in zip(scores.softmax(0), seen)))
-            x[i] = x[i] + w["self_attn.o_proj.weight"] @ torch.cat(heads)
-            y = rms_norm(x[i], w["post_attention_layernorm.weight"], eps)
-            gate = w["mlp.gate_proj.weight"] @ y
-            x[i] = x[i] + w["mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * (w["mlp.up_proj.weight"] @ y))
-    return torch.stack([rms_norm(row, weights["norm.weight"], eps) for row in x]).float()
+            x[i] = x[i] + layer.attend(row, anchor + i, keys, values, config.causal)
+            x[i] = x[i] + layer.mlp(x[i])
+    return torch.stack([rms_norm(row, norm, eps) for row in x]).float()
+
+
+def reference_path(config: HeadConfig, weights: dict[str, Tensor], taps: Tensor, tokens: Tensor) -> Tensor:
+    """The autoregressive head along one path, everything anew for every token.
+
+    taps [n, num_taps * hidden] of the committed tokens, n >= 1; tokens [n + 1 + d, hidden] are the embeddings of
+    those, of the anchor and of d drafted tokens. Returns [1 + d, hidden], the states that predict depths 1 .. d + 1.
+    """
+    eps = config.rms_norm_eps
+    names = ("fc", "hidden_norm", "embed_norm", "input_proj", "norm")
+    fc, hidden_norm, embed_norm, input_proj, norm = (weights[f"{name}.weight"].double() for name in names)
+    features = [fc @ row for row in taps.double()]
+    predictions = []
+    for _ in range(len(taps), len(tokens)):
+        x = []
+        for feature, token in zip(features, tokens[1:].double()):
+            x.append(input_proj @ torch.cat((rms_norm(token, embed_norm, eps), rms_norm(feature, hidden_norm, eps))))
+        for index in range(config.num_hidden_layers):
+            layer = Layer(config, weights, index)
+            normed = [layer.norm("input_layernorm", row) for row in x]
+            keys, values = layer.keys_values(normed)
+            for i, row in enumerate(normed):
+                x[i] = x[i] + layer.attend(row, i, keys, values, causal=True)
+                x[i] = x[i] + layer.mlp(x[i])
+        features.append(x[-1])
+        predictions.append(rms_norm(x[-1], norm, eps))
+    return torch.stack(predictions).float()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from jetspec.head import DraftHead, HeadConfig
+from jetspec.head import HeadConfig, ParallelHead, new_head
 
 SETTINGS: dict[str, Any] = {
     "hidden_size": 32,
@@ -33,8 +33,8 @@ def tiny_config(**settings: Any) -> HeadConfig:
     return HeadConfig(**{**SETTINGS, **settings})
 
 
-def tiny_head(seed: int = 0, **settings: Any) -> DraftHead:
-    head = DraftHead(tiny_config(**settings))
+def tiny_head(seed: int = 0, **settings: Any) -> ParallelHead:
+    head = new_head(tiny_config(**settings))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -46,5 +46,5 @@ def tiny_head(seed: int = 0, **settings: Any) -> DraftHead:
     return head.eval()
 
 
-def random_taps(head: DraftHead, rows: int, generator: torch.Generator) -> torch.Tensor:
+def random_taps(head: ParallelHead, rows: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(rows, head.config.num_taps * head.config.hidden_size, generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from jetspec.train.dataset import Captured, CapturedSequences
 from jetspec.train.prompts import Prompt
 from jetspec.train.schedule import share_out
 from jetspec.train.step import GradientStep
+from tests.head.reference import reference_path
 
 PROMPTS = [
     Prompt((4, 5, 6, 7), (8, 9, 10, 11, 12, 13)),
@@ -32,17 +34,21 @@ def data(target: Target, tmp_path: Path) -> CapturedSequences:
     return CapturedSequences(tmp_path / "capture")
 
 
-def new_head(target: Target, transition_size: int = 0) -> DraftHead:
+METHODS = ["parallel", "autoregressive"]
+
+
+def new_head(target: Target, method: str = "parallel", transition_size: int = 0) -> DraftHead:
     head = DraftHead.from_target(
         target,
+        method=method,
         num_layers=2,
         block_size=4,
         target_layer_ids=(1, 3),
-        mask_token_id=270,
+        mask_token_id=270 if method == "parallel" else None,
         init="random",
         transition_size=transition_size,
     )
-    if head.transition is not None:  # a fresh one shifts nothing
+    if transition_size:  # a fresh one shifts nothing
         torch.nn.init.normal_(head.transition.out_proj.weight, generator=torch.Generator().manual_seed(0))
     return head
 
@@ -65,7 +71,7 @@ def test_loss_and_gradient_equal_a_readable_reference(
     target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig], options: dict
 ) -> None:
     config = make_config(**options)
-    head = new_head(target, config.transition_size)
+    head = new_head(target, transition_size=config.transition_size)
     t, hard = config.loss_temperature, config.hard_labels
     loss, blocks = GradientStep(target, head, data, config)(0, 0, [0, 1, 2])
     ours = gradients(head)
@@ -78,9 +84,9 @@ def test_loss_and_gradient_equal_a_readable_reference(
         length = len(sequence.token_ids)
         for anchor in sample_anchors(length, sequence.loss_start, 8, keyed_generator(0, 0, index)).tolist():
             count += 1
-            one = make_blocks(sequence.token_ids, torch.tensor([anchor]), 4, 270, config.depth_gamma)
+            block = torch.tensor([[int(sequence.token_ids[anchor]), 270, 270, 270]])
             context = head.context(sequence.taps[:anchor].float())
-            hidden = head.forward_train(context, target.embed(one.input_ids), one.anchors)[0]
+            hidden = head.forward_train(context, target.embed(block), torch.tensor([anchor]))[0]
             reached, state = 1.0, None
             for depth in range(1, 4):
                 if anchor + depth >= length:
@@ -106,8 +112,40 @@ def test_loss_and_gradient_equal_a_readable_reference(
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
+def test_an_unrolled_loss_equals_a_readable_reference(
+    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig]
+) -> None:
+    """The autoregressive head's: the same anchors, weights and teachers, every path run anew token by token."""
+    config, head = make_config(), new_head(target, "autoregressive")
+    loss, blocks = GradientStep(target, head, data, config)(0, 0, [0, 1, 2])
+    total = weight_sum = 0.0
+    count = 0
+    for index in range(3):
+        sequence = data.read(index)
+        length = len(sequence.token_ids)
+        embeds = target.embed(sequence.token_ids)
+        for anchor in sample_anchors(length, sequence.loss_start, 8, keyed_generator(0, 0, index)).tolist():
+            count += 1
+            taps = sequence.taps[:anchor].float()
+            hidden = reference_path(head.config, head.state_dict(), taps, embeds[: min(anchor + 3, length - 1)])
+            for depth, drafted in enumerate(hidden, 1):
+                weight = math.exp(-(depth - 1) / config.depth_gamma)
+                teacher = target.lm_head(sequence.hidden[anchor + depth - 1].float()).log_softmax(-1)
+                logits = target.lm_head(drafted).log_softmax(-1)
+                total += weight * float(functional.kl_div(logits, teacher, log_target=True, reduction="sum"))
+                weight_sum += weight
+    assert blocks == count
+    assert loss == pytest.approx(total / weight_sum, rel=1e-4)
+    assert all(gradient.isfinite().all() for gradient in gradients(head))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_block_cannot_see_past_its_anchor(
-    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+    target: Target,
+    data: CapturedSequences,
+    make_config: Callable[..., TrainConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
 ) -> None:
     """Perturbed taps from the last anchor on change nothing; those before it do."""
     config = make_config(blocks_per_sequence=1)
@@ -128,7 +166,7 @@ def test_a_block_cannot_see_past_its_anchor(
     losses = []
     for first in (10**6, anchor, anchor - 1):
         monkeypatch.setattr(data, "read", perturbed(first))
-        losses.append(GradientStep(target, new_head(target), data, config)(0, 0, [0])[0])
+        losses.append(GradientStep(target, new_head(target, method), data, config)(0, 0, [0])[0])
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -142,9 +180,9 @@ def test_blocks_without_loss_do_not_dilute_the_average(
     alone, together = new_head(target), new_head(target)
     loss, _ = GradientStep(target, alone, data, config)(0, 0, [0])
 
-    def silent(token_ids: torch.Tensor, *args: object) -> object:
-        blocks = make_blocks(token_ids, *args)
-        if len(token_ids) == data.lengths[1]:
+    def silent(length: int, *args: object) -> object:
+        blocks = make_blocks(length, *args)
+        if length == data.lengths[1]:
             blocks.weights.zero_()
         return blocks
 
@@ -168,13 +206,18 @@ def test_negatives_that_cover_the_vocabulary_change_nothing(
     assert few == pytest.approx(whole, rel=0.3)
 
 
+@pytest.mark.parametrize("method", METHODS)
 def test_bfloat16_arithmetic_leaves_weights_and_gradients_in_float32(
-    target: Target, data: CapturedSequences, make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+    target: Target,
+    data: CapturedSequences,
+    make_config: Callable[..., TrainConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
 ) -> None:
     seen: list[torch.dtype] = []
     forward = functional.linear
     monkeypatch.setattr(functional, "linear", lambda x, *rest: seen.append((y := forward(x, *rest)).dtype) or y)
-    heads = {precision: new_head(target) for precision in ("float32", "bfloat16")}
+    heads = {precision: new_head(target, method) for precision in ("float32", "bfloat16")}
     losses = {}
     for precision, head in heads.items():
         seen.clear()

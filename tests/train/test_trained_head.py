@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jetspec import LLM, SamplingParams
-from jetspec.head import DraftHead, load_head
+from jetspec.head import DraftHead, load_head, new_head
 from jetspec.target import Target
 from jetspec.train import TrainConfig, train
 
@@ -50,7 +50,7 @@ def test_equals_plain_decoding(target: Target, trained: DraftHead, batch: int, t
 
 
 def test_accepts_more_than_an_untrained_head(target: Target, trained: DraftHead) -> None:
-    untrained = DraftHead(trained.config)
+    untrained = new_head(trained.config)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
     def accepted(head: DraftHead) -> float:

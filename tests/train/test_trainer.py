@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from jetspec.errors import JetSpecError
-from jetspec.head import load_head
+from jetspec.head import AutoregressiveHead, load_head
 from jetspec.target import Target
 from jetspec.train import StepInfo, TrainConfig, train
 from jetspec.train.schedule import DataOrder, learning_rate
@@ -87,11 +87,12 @@ def test_a_trained_head_can_be_trained_on(target: Target, make_config: MakeConfi
         train(make_config("other", num_layers=1, **longer), target=target)
 
 
-def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig) -> None:
-    config = make_config("whole", export="last", log_every=1)
+@pytest.mark.parametrize("method", ["parallel", "autoregressive"])
+def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig, method: str) -> None:
+    config = make_config("whole", export="last", log_every=1, method=method)
     train(config, target=target)
     # A checkpoint every 3 steps and with every measurement; killed after one and, with a line logged, after another.
-    killed = make_config("killed", export="last", log_every=1, checkpoint_every=3)
+    killed = make_config("killed", export="last", log_every=1, checkpoint_every=3, method=method)
     for step in (5, 6):
         with pytest.raises(Killed):
             train(killed, target=target, watch=kill_at(step))
@@ -154,6 +155,25 @@ def test_the_exported_head_is_the_trained_one(target: Target, make_config: MakeC
     assert head.config.mask_token_id == len(target.tokenizer)
 
 
+def test_an_autoregressive_head_learns_and_is_exported_as_one(target: Target, make_config: MakeConfig) -> None:
+    config = make_config(method="autoregressive", num_layers=1, max_steps=25, eval_every=25)
+    seen: list[float] = []
+    result = train(config, target=target, watch=lambda info: seen.append(info.loss))
+    assert sum(seen[-5:]) < 0.8 * sum(seen[:5])
+    head = load_head(config.folder)
+    assert isinstance(head, AutoregressiveHead)
+    assert head.config.num_hidden_layers == 1
+    assert len(result.measured[0].depths) == 3
+    card = (config.folder / "README.md").read_text()
+    assert "autoregressive,\n3 tokens ahead, target layers" in card
+    assert "--method autoregressive" in card
+    # It goes on from a head of its own kind only.
+    again = make_config("again", method="autoregressive", num_layers=1, init=str(config.folder), max_steps=1)
+    assert train(again, target=target).finished
+    with pytest.raises(JetSpecError, match="init: the trained head's method is 'autoregressive'"):
+        train(make_config("other", num_layers=1, init=str(config.folder), max_steps=1), target=target)
+
+
 def test_export_in_bfloat16_and_without_held_out_prompts(target: Target, make_config: MakeConfig) -> None:
     config = make_config(dtype="bfloat16", eval_prompts=0, max_steps=2)
     result = train(config, target=target)
@@ -190,6 +210,9 @@ def test_schedule() -> None:
         ({"block_size": 1}, "block_size=1: must be at least 2"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
         ({"warmup": 2.0}, "warmup=2.0: must be at most 1"),
+        ({"method": "eagle"}, "method='eagle': one of parallel, autoregressive"),
+        ({"method": "autoregressive", "causal": False}, "causal=False: is for method 'parallel'"),
+        ({"method": "autoregressive", "mask_token": 5}, "mask_token=5: is for method 'parallel'"),
         ({"export": "first"}, "export='first': one of best, last"),
     ],
 )

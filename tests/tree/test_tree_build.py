@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec.errors import JetSpecError
-from jetspec.tree import build_forest, expected_accepted_length, grow_trees, top_candidates
+from jetspec.tree import build_forest, expected_accepted_length, grow_trees, shared_children, top_candidates
 from jetspec.tree.order import first_by_value
 
 INF = float("inf")
@@ -60,6 +60,9 @@ def test_forest_is_the_most_probable_nodes(batch):
     anchors, log_probs, candidates, budgets, limits = batch
     forest = build_forest(anchors, log_probs, candidates, budgets, limits)
     assert forest.offsets[-1] == len(forest.tokens)
+    expand = shared_children(log_probs, candidates)
+    narrow = grow_trees(anchors, expand, log_probs.shape[1], budgets, limits, narrow=True)
+    assert [tree(narrow, i) for i in range(len(budgets))] == [tree(forest, i) for i in range(len(budgets))]
     for i, budget in enumerate(budgets):
         limit = None if limits is None else limits[i]
         expected = brute_force(int(anchors[i]), log_probs[i], candidates[i], budget, limit)
@@ -139,6 +142,22 @@ def test_children_can_depend_on_the_whole_path():
         paths.append(10 * paths[parent] + token % 10)
     assert len(set(paths)) == 12
     assert max(forest.depths) == 4
+
+
+def test_nodes_out_of_reach_are_not_expanded():
+    widths = []
+
+    def expand(depth, tokens, parents):
+        widths.append(tokens.shape[1])
+        log_probs = torch.tensor([0.7, 0.2, 0.1]).log().expand(*tokens.shape, 3)
+        return log_probs, torch.arange(3).expand(log_probs.shape)
+
+    wide = grow_trees(torch.tensor([1, 2]), expand, 4, [6, 4])
+    narrow = grow_trees(torch.tensor([1, 2]), expand, 4, [6, 4], narrow=True)
+    assert widths[:4] == [1, 3, 5, 5]
+    # Below the root 0.7, 0.49, 0.343, 0.2 and one of 0.14 fit in: at depth 2 both of 0.14 still could, at 3 only 0.343.
+    assert widths[4:] == [1, 3, 3, 1]
+    assert [tree(narrow, i) for i in range(2)] == [tree(wide, i) for i in range(2)]
 
 
 @pytest.mark.parametrize(

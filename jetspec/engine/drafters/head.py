@@ -1,27 +1,42 @@
-"""Drafting with a causal parallel head: one head forward drafts a tree for every decoding sequence."""
+"""Drafting with a draft head of any kind: trees of the most probable nodes under its scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any, Protocol
 
 import torch
 
-from jetspec.attention import KVCache
+from jetspec.engine.drafters.autoregressive import AutoregressiveContext
 from jetspec.engine.drafters.base import CommittedRows, Drafter
-from jetspec.engine.drafters.paths import PathChildren
+from jetspec.engine.drafters.parallel import ParallelContext
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.packing import pack_linears
 from jetspec.target import Target
-from jetspec.tree import Forest, build_forest, grow_trees, top_candidates
+from jetspec.tree import Expand, Forest, grow_trees
 
-#: Committed rows that wait for the next draft at most; bounds the memory of their hidden states.
-MAX_PENDING_ROWS = 512
+
+class Context(Protocol):
+    """What a kind of head keeps of committed tokens, in the slots that the target's block tables address."""
+
+    #: Whether children are made level by level, so that a node which cannot be in the tree is better not expanded.
+    by_level: bool
+
+    def extend(self, rows: CommittedRows) -> None:
+        """Learn newly committed tokens."""
+
+    def children(self, anchors: torch.Tensor, sequences: Seq[Sequence], limit: int) -> Expand:
+        """What `grow_trees` expands the trees of `sequences` by, with at most `limit` children a node."""
+
+
+#: By the `method` of a head's configuration.
+CONTEXTS: dict[str, Any] = {"parallel": ParallelContext, "autoregressive": AutoregressiveContext}
 
 
 class HeadDrafter(Drafter):
-    """Trees from a draft head, whose context K/V lie in the slots that the target's block tables address.
+    """Trees from a draft head. Its kind decides how nodes get their children, and nothing else.
 
     Args:
         head: the draft head.
@@ -40,76 +55,19 @@ class HeadDrafter(Drafter):
         self.window = window
         self.tap_layers = head.config.target_layer_ids
         self.cache_bytes_per_token = head.cache_bytes_per_token
-        self._pending: list[CommittedRows] = []
-        self._target: Target
-        self._cache: KVCache
+        self.context: Context
 
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
-        self.head.config.validate_for(target)
+        config = self.head.config
+        config.validate_for(target)
         pack_linears(self.head)
-        if self.head.transition is not None and target.device.type == "cpu":
-            self.head.transition.float()  # recurrent layers in half types are several times slower there
-        self._target = target
-        self._cache = self.head.new_cache(num_blocks, block_size)
+        self.context = CONTEXTS[config.method](self.head, target, num_blocks, block_size, self.window)
 
     def extend(self, rows: CommittedRows) -> None:
-        # While nothing is drafted rows are collected: one large forward costs less than one a round.
-        self._pending.append(rows)
-        if sum(len(pending.slots) for pending in self._pending) >= MAX_PENDING_ROWS:
-            self._extend_context()
-
-    def _extend_context(self) -> None:
-        if not self._pending:
-            return
-        taps = torch.cat([rows.taps for rows in self._pending if rows.taps is not None])
-        positions = torch.cat([rows.positions for rows in self._pending])
-        slots = torch.cat([rows.slots for rows in self._pending])
-        self._pending.clear()
-        newest = last_of_each(slots)
-        self.head.extend(taps[newest], positions[newest], slots[newest], self._cache)
+        self.context.extend(rows)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
-        self._extend_context()
-        config, target = self.head.config, self._target
-        anchors = torch.tensor([s.anchor for s in sequences], device=target.device)
-        block = torch.full((len(sequences), config.block_size), config.mask_token_id, device=target.device)
-        block[:, 0] = anchors
-        starts = torch.tensor([s.num_cached for s in sequences], device=target.device)
-        positions = starts[:, None] + torch.arange(config.block_size, device=target.device)
-        slots = [s.table.slots(self._first_seen(s), s.num_cached).to(target.device) for s in sequences]
-        hidden = self.head.forward_blocks(target.embed(block), positions, slots, self._cache)
-        hidden = hidden[:, :-1] if config.shifted else hidden[:, 1:]
-        logits = tempered(target.lm_head(hidden).float(), sequences)
-        limits = [s.max_depth for s in sequences]
-        if self.head.transition is not None:
-            scale = 1 / temperatures(sequences).to(target.device)
-            children = PathChildren(self.head.transition, target, logits, scale, 1 if self.chain else None)
-            return grow_trees(anchors, children, logits.shape[1], list(budgets), limits)
-        log_probs, candidates = top_candidates(logits, 1 if self.chain else max(budgets))
-        return build_forest(anchors, log_probs, candidates, list(budgets), limits)
-
-    def _first_seen(self, sequence: Sequence) -> int:
-        return 0 if self.window is None else max(0, sequence.num_cached - self.window)
-
-
-def last_of_each(values: torch.Tensor) -> torch.Tensor:
-    """Indices of the last occurrence of every distinct one of values [n] int64, in ascending order."""
-    order = values.argsort(stable=True)
-    ordered = values[order]
-    is_last = torch.ones_like(ordered, dtype=torch.bool)
-    is_last[:-1] = ordered[1:] != ordered[:-1]
-    return order[is_last].sort().values
-
-
-def tempered(logits: torch.Tensor, sequences: Seq[Sequence]) -> torch.Tensor:
-    """Logits [S, .., V] at the temperature each sequence is sampled at; the likely paths are those of the target's
-    tempered distribution."""
-    scale = temperatures(sequences)
-    if bool((scale == 1).all()):
-        return logits
-    return logits / scale.to(logits.device).view(-1, *[1] * (logits.dim() - 1))
-
-
-def temperatures(sequences: Seq[Sequence]) -> torch.Tensor:
-    """[S]: what a draft's logits are divided by. Greedy ones keep theirs: their distribution has but one token."""
-    return torch.tensor([1.0 if s.params.greedy else s.params.temperature for s in sequences])
+        anchors = torch.tensor([s.anchor for s in sequences], device=self.head.device)
+        expand = self.context.children(anchors, sequences, 1 if self.chain else max(budgets))
+        depth, limits = self.head.config.block_size - 1, [s.max_depth for s in sequences]
+        return grow_trees(anchors, expand, depth, budgets, limits, narrow=self.context.by_level)

@@ -8,7 +8,7 @@ import torch
 
 from jetspec.attention import KVCache, RowBatch
 from jetspec.engine.drafters.base import CommittedRows, Drafter
-from jetspec.engine.drafters.head import tempered
+from jetspec.engine.drafters.temperature import tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.packing import pack_linears

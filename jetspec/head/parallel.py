@@ -1,73 +1,32 @@
-"""The draft head: from the target's hidden states and a block of mask tokens to the hidden states of a draft."""
+"""The parallel head: from the target's hidden states and a block of mask tokens to the hidden states of a draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from jetspec.attention.cache import KVCache
 from jetspec.attention.reference import attend
 from jetspec.attention.rows import slot_index
 from jetspec.errors import JetSpecError
+from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens
 from jetspec.head.config import HeadConfig
-from jetspec.head.layers import HeadLayer, Rotary
 from jetspec.head.masks import block_mask, context_mask
 from jetspec.head.transition import Transition
 
-if TYPE_CHECKING:
-    from jetspec.target import Target
 
-KeysValues = tuple[Tensor, Tensor]
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-class DraftHead(nn.Module):
-    """n decoder layers over blocks `[anchor, MASK, ..]`; embedding and lm_head are the target's.
+class ParallelHead(DraftHead):
+    """n decoder layers over blocks `[anchor, MASK, ..]`: one forward drafts all depths.
 
     Queries come from the block; keys and values from the fused context of the committed tokens before the anchor,
     then from the block itself. The context's keys and values are computed once per committed token.
     """
 
     def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.fc = nn.Linear(config.num_taps * config.hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        layers = nn.ModuleList(HeadLayer(config) for _ in range(config.num_hidden_layers))
-        self.layers = cast("list[HeadLayer]", layers)
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        super().__init__(config)
         self.transition = Transition(config) if config.transition_size else None
-        self.rotary = Rotary(config)
-
-    @classmethod
-    def from_target(cls, target: Target, **options: Any) -> DraftHead:
-        """A fresh head that fits `target`; see `jetspec.head.initialize.head_for_target` for the options."""
-        from jetspec.head.initialize import head_for_target
-
-        return head_for_target(target, **options)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.fc.weight.device
-
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """Bytes of context keys and values that one committed token takes."""
-        config = self.config
-        numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return numbers * self.dtype.itemsize
-
-    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
-        """Storage for context keys and values, addressed by the target's own block tables."""
-        shape = (self.config.num_key_value_heads, self.config.head_dim)
-        return KVCache([shape] * self.config.num_hidden_layers, num_blocks, block_size, self.dtype, self.device)
 
     def context(self, taps: Tensor) -> Tensor:
         """Tapped hidden states [n, num_taps * hidden] -> fused context [n, hidden]."""
@@ -116,7 +75,7 @@ class DraftHead(nn.Module):
                 attended.append(attend(block_q, keys, values, mask, self._scaling, None, None))
             return torch.cat(attended)
 
-        return self._decode(embeds, positions, attend_context)
+        return self._decode_blocks(embeds, positions, attend_context)
 
     def forward_train(
         self,
@@ -171,21 +130,26 @@ class DraftHead(nn.Module):
                 attended.append(attend(block_q, keys, values, mask.flatten(0, 1), self._scaling, None, None))
             return torch.cat(attended)
 
-        return self._decode(block_embeds, positions, attend_context)
+        return self._decode_blocks(block_embeds, positions, attend_context)
+
+    def forward_text(self, taps: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+        known = block_tokens(token_ids, anchors, self.config.block_size - 1)
+        block = torch.full((len(anchors), self.config.block_size), self.mask_token_id, device=anchors.device)
+        block[:, 0] = known[:, 0]
+        hidden = self.forward_train(self.context(taps), embed(block).to(self.dtype), anchors)[:, 1:]
+        if self.transition is None:
+            return hidden
+        shift, _ = self.transition(embed(known))
+        return hidden + shift.to(hidden.dtype)
 
     @property
-    def _scaling(self) -> float:
-        return self.config.head_dim**-0.5
+    def mask_token_id(self) -> int:
+        assert self.config.mask_token_id is not None  # the configuration sees to it
+        return self.config.mask_token_id
 
-    def _decode(self, embeds: Tensor, positions: Tensor, attend_context: Attend) -> Tensor:
+    def _decode_blocks(self, embeds: Tensor, positions: Tensor, attend_context: Attend) -> Tensor:
         """Run the layers over all block rows at once; `attend_context` is what differs between use and training."""
-        x = embeds.flatten(0, 1).to(self.dtype)
-        rotation = self.rotary(positions.flatten(), self.dtype)
-        for index, layer in enumerate(self.layers):
-            y = layer.input_layernorm(x)
-            q = layer.self_attn.queries(y, rotation)
-            k, v = layer.self_attn.keys_values(y, rotation)
-            x = layer.finish(x, attend_context(index, q, k, v))
+        x = self._decode(embeds.flatten(0, 1).to(self.dtype), positions.flatten(), attend_context)
         return self.norm(x).view(embeds.shape).to(embeds.dtype)
 
     def _masks(self, positions: Tensor, context_slots: Sequence[Tensor], window: int | None) -> list[Tensor | None]:
