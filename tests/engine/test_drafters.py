@@ -183,7 +183,9 @@ def test_a_chain_is_the_first_path_of_the_tree() -> None:
         break  # later rounds start where the draft before left the text
 
 
-@pytest.mark.parametrize("make_head", [random_head, autoregressive_head])
+@pytest.mark.parametrize(
+    "make_head", [random_head, autoregressive_head, lambda target: autoregressive_head(target, num_layers=2)]
+)
 def test_a_window_hides_what_lies_before_it(make_head) -> None:
     """A window as long as the text changes nothing; a short one does, and what was written before it is not read."""
     target = make_target("llama")
