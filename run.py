@@ -35,7 +35,9 @@ def main() -> int:
     python = ensure_environment(options.venv.absolute(), EXTRAS[options.command], options.cpu)
     if options.command == "setup":
         return 0
-    module = ["-m", "pytest"] if options.command == "test" else ["-m", "jetspec", "demo"]
+    # A file's tests stay together: they share what is costly to make.
+    tests = ["-m", "pytest", "-n", "auto", "--dist", "loadfile"]
+    module = tests if options.command == "test" else ["-m", "jetspec", "demo"]
     return subprocess.call([str(python), *module, *rest], cwd=ROOT)
 
 
