@@ -18,7 +18,7 @@ from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.requests import Dispatcher, Request, RequestOutput, StreamOutput, raise_failures
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target, load_target, resolve_dtype
+from jetspec.target import Target, encode_text, load_target, resolve_dtype
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
@@ -170,11 +170,7 @@ class LLM:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        tokenizer = self._tokenizer()
-        try:
-            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except TypeError:  # what the tokenizer makes of a lone surrogate
-            raise JetSpecError(f"text cannot be encoded as UTF-8: {text!r:.80}") from None
+        return encode_text(self._tokenizer(), text, add_special_tokens=add_special_tokens)
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt that the chat template makes of a conversation, ready for the assistant's turn."""

@@ -259,6 +259,14 @@ class Target:
             )
 
 
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text. JetSpecError where it cannot be encoded as UTF-8."""
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    except TypeError:  # what the tokenizer makes of a lone surrogate
+        raise JetSpecError(f"text cannot be encoded as UTF-8: {text!r:.80}") from None
+
+
 def default_tap_layers(num_layers: int, n: int) -> list[int]:
     """n layers spread evenly from 1 to num_layers - 3 (n = 1: the middle layer). JetSpecError where there are none."""
     if n == 1 and num_layers >= 1:

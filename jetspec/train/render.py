@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from jetspec.errors import JetSpecError
 from jetspec.prompts import Message, PromptInput, is_conversation
-from jetspec.target import Target
+from jetspec.target import Target, encode_text
 
 #: Stands for a turn's content where a template's own words are looked for.
 MARKER = "words-of-this-turn"
@@ -132,10 +132,7 @@ class Renderer:
         return self._target.tokenizer
 
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        try:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except TypeError:  # what the tokenizer makes of a lone surrogate
-            raise JetSpecError(f"text cannot be encoded as UTF-8: {text!r:.80}") from None
+        return tuple(encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens))
 
     def _check(self, ids: tuple[int, ...]) -> None:
         if not ids or max(ids) >= self._target.vocab_size:
