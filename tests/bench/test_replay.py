@@ -1,0 +1,106 @@
+"""Replayed rounds are the engine's own, for every kind of drafter, budget and temperature."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+
+from jetspec.bench.replay import Replay, acceptance_length
+from jetspec.engine import Committed, Drafter, Engine, HeadDrafter, NgramDrafter, Observer, Round
+from jetspec.errors import JetSpecError
+from jetspec.head import DraftHead
+from jetspec.sampling import SamplingParams
+from jetspec.target import Target
+from jetspec.train.dataset import Captured
+from tests.tiny import tiny_target
+
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [40, 41], [3] * 6, [100, 30, 7, 5, 6, 7]]
+MAX_TOKENS = 30
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target(seed=3)
+
+
+def head(target: Target, **settings) -> DraftHead:
+    made = DraftHead.from_target(target, num_layers=1, num_taps=2, seed=1, block_size=5, **settings)
+    if getattr(made, "transition", None) is not None:
+        with torch.no_grad():  # fresh ones shift nothing
+            made.transition.out_proj.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(2))
+    return made
+
+
+def make(kind: str, target: Target) -> Drafter:
+    if kind == "ngram":
+        return NgramDrafter(min_ngram=1)
+    if kind == "autoregressive":
+        return HeadDrafter(head(target, method="autoregressive"))
+    settings = {"transition_size": 8} if kind == "transition" else {"causal": kind != "bidirectional"}
+    return HeadDrafter(head(target, mask_token_id=120, **settings), chain=kind == "chain")
+
+
+class Recorder(Observer):
+    """What the engine commits, in full precision, and its rounds by the tokens they committed."""
+
+    def __init__(self) -> None:
+        self.taps: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self.rounds: Counter[int] = Counter()
+
+    def committed(self, rows: Committed) -> None:
+        if rows.taps is not None:
+            self.taps[rows.request_id].append(rows.taps)
+
+    def round(self, record: Round) -> None:
+        self.rounds[len(record.new_tokens)] += 1
+
+
+def run_engine(
+    target: Target, drafter: Drafter, budget: int, temperature: float
+) -> tuple[Counter[int], list[Captured]]:
+    recorder = Recorder()
+    engine = Engine(target, drafter, tree_budget=budget, num_blocks=100, share_prefixes=False, observer=recorder)
+    sequences = [
+        engine.add(str(i), ids, SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, seed=i))
+        for i, ids in enumerate(PROMPTS)
+    ]
+    while engine.has_work:
+        engine.step()
+    answers = []
+    for i, s in enumerate(sequences):
+        taps = torch.cat(recorder.taps[str(i)]) if recorder.taps else torch.empty(len(s.token_ids), 0)
+        answers.append(Captured(torch.tensor(s.token_ids), len(PROMPTS[i]), taps, torch.empty(0)))
+    return recorder.rounds, answers
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("kind", ["causal", "bidirectional", "chain", "transition", "autoregressive", "ngram"])
+def test_rounds_are_those_of_the_engine(target: Target, kind: str, temperature: float) -> None:
+    for budget in (4, 40):
+        rounds, answers = run_engine(target, make(kind, target), budget, temperature)
+        replay = Replay(target, make(kind, target), answers, temperature=temperature, max_tokens=MAX_TOKENS)
+        assert replay.run(budget) == rounds
+        assert replay.run(budget) == rounds, "a replay starts anew"
+        assert rounds.total() < sum(len(a.token_ids) for a in answers), "some drafts were accepted"
+
+
+def test_an_answer_that_ended_early_keeps_the_depth_it_had(target: Target) -> None:
+    """An answer ended by a stop token was drafted for as one that might go on."""
+    rounds, answers = run_engine(target, make("causal", target), 30, 0.0)
+    cut = [Captured(a.token_ids[:-12], a.loss_start, a.taps, a.hidden) for a in answers]
+    free = Replay(target, make("causal", target), cut, max_tokens=MAX_TOKENS).run(30)
+    assert sum(n * count for n, count in free.items()) == sum(len(a.token_ids) - a.loss_start - 1 for a in cut)
+    assert free.total() < rounds.total()
+
+
+def test_acceptance_length_by_hand() -> None:
+    assert acceptance_length(Counter({1: 2, 4: 1})) == 2.0
+    assert acceptance_length(Counter()) == 0.0
+
+
+def test_an_answer_without_a_round_is_refused(target: Target) -> None:
+    answer = Captured(torch.tensor([1, 2, 3]), 2, torch.empty(2, 0), torch.empty(0))
+    with pytest.raises(JetSpecError, match=r"answers\[0\].*two tokens"):
+        Replay(target, NgramDrafter(), [answer])
