@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 import pytest
 import torch
 
+from jetspec import engine
 from jetspec.bench.replay import Replay, acceptance_length
 from jetspec.engine import Committed, Drafter, Engine, HeadDrafter, NgramDrafter, Observer, Round
 from jetspec.errors import JetSpecError
@@ -14,6 +16,7 @@ from jetspec.head import DraftHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.dataset import Captured
+from jetspec.tree import Forest
 from tests.tiny import tiny_target
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [40, 41], [3] * 6, [100, 30, 7, 5, 6, 7]]
@@ -61,15 +64,15 @@ def run_engine(
     target: Target, drafter: Drafter, budget: int, temperature: float, stops: list[list[int]] | None = None
 ) -> tuple[Counter[int], list[Captured]]:
     recorder = Recorder()
-    engine = Engine(target, drafter, tree_budget=budget, num_blocks=100, share_prefixes=False, observer=recorder)
+    runner = Engine(target, drafter, tree_budget=budget, num_blocks=100, share_prefixes=False, observer=recorder)
     sequences = []
     for i, ids in enumerate(PROMPTS):
         params = SamplingParams(
             temperature=temperature, max_tokens=MAX_TOKENS, seed=i, stop_token_ids=stops and stops[i]
         )
-        sequences.append(engine.add(str(i), ids, params))
-    while engine.has_work:
-        engine.step()
+        sequences.append(runner.add(str(i), ids, params))
+    while runner.has_work:
+        runner.step()
     answers = []
     for i, s in enumerate(sequences):
         taps = torch.cat(recorder.taps[str(i)]) if recorder.taps else torch.empty(len(s.token_ids), 0)
@@ -88,16 +91,32 @@ def test_rounds_are_those_of_the_engine(target: Target, kind: str, temperature: 
         assert rounds.total() < sum(len(a.token_ids) for a in answers), "some drafts were accepted"
 
 
+class Depths(NgramDrafter):
+    """Notes how deep it may draft for each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[int]] = defaultdict(list)
+
+    def propose(self, sequences: Sequence[engine.Sequence], budgets: Sequence[int]) -> Forest:
+        for sequence in sequences:
+            self.seen[sequence.request_id].append(sequence.max_depth)
+        return super().propose(sequences, budgets)
+
+
 def test_an_answer_that_ended_early_keeps_the_depth_it_had(target: Target) -> None:
     """The engine drafts for it as for one that may go on."""
-    _, answers = run_engine(target, make("causal", target), 20, 0.0)
+    _, answers = run_engine(target, NgramDrafter(), 8, 0.0)
     # The last token that an answer says for the first time, but for the very last one.
     texts = [a.token_ids[a.loss_start :].tolist()[:-1] for a in answers]
     stops = [[list(dict.fromkeys(text))[-1]] for text in texts]
-    rounds, answers = run_engine(target, make("causal", target), 20, 0.0, stops)
+    real, replayed, short = Depths(), Depths(), Depths()
+    _, answers = run_engine(target, real, 8, 0.0, stops)
     assert any(2 < len(a.token_ids) - a.loss_start < MAX_TOKENS for a in answers)
-    assert Replay(target, make("causal", target), answers, max_tokens=MAX_TOKENS).run(20) == rounds
-    assert Replay(target, make("causal", target), answers).run(20) != rounds
+    Replay(target, replayed, answers, max_tokens=MAX_TOKENS).run(8)
+    assert replayed.seen == real.seen
+    Replay(target, short, answers).run(8)
+    assert short.seen != real.seen
 
 
 def test_acceptance_length_by_hand() -> None:
