@@ -78,7 +78,7 @@ def train(
     with Display(shown, config.log_every) as display:
         training, held_out = _prompts(target, config, processes, display)
         data = _capture(target, training, config, processes, display)
-        head = _new_head(target, data, config)
+        head = initial_head(target, data, config)
         trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config, processes)
         if processes.is_main:
             write_atomically(config.folder / FILE, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
@@ -154,7 +154,8 @@ def _capture(
     return CapturedSequences(folder)
 
 
-def _new_head(target: Target, data: CapturedSequences, config: TrainConfig) -> DraftHead:
+def initial_head(target: Target, data: CapturedSequences, config: TrainConfig) -> DraftHead:
+    """The head that a run of ``config`` starts with. JetSpecError where it does not fit the target or ``init``."""
     trained = None if config.init in ("target", "random") else load_head(config.init, dtype=torch.float32)
     head = DraftHead.from_target(
         target,

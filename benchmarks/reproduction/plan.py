@@ -1,0 +1,74 @@
+"""What is trained and measured: the heads, the budgets, and where the results lie."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jetspec.train import TrainConfig
+
+BUDGETS = (16, 32, 64, 128, 256)
+#: Depths that drafting time is measured for; a block of 8 reaches 7 tokens ahead.
+DEPTHS = (1, 2, 3, 5, 7)
+#: Seeds each kind of head is trained with; the others with the first one only.
+SEEDS = (0, 1)
+
+#: Kinds of heads by their options beside the common ones.
+KINDS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "bidirectional": {"causal": False},
+    "transition": {"transition_size": 256},
+    "autoregressive": {"method": "autoregressive"},
+}
+#: Weights of the depths in the loss, beside the default exp(-(d - 1) / 4).
+WEIGHTINGS: dict[str, dict[str, Any]] = {
+    "causal, equal weights": {"gamma": 1e9},
+    "causal, reach": {"weighting": "reach"},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a reproduction. Two of one plan give the same figures but for times."""
+
+    target: str
+    data: str
+    train_prompts: int
+    eval_prompts: int
+    max_tokens: int
+    num_layers: int
+    steps: int
+
+    def check_folder(self, folder: Path) -> None:
+        """Note the plan in `folder`, or refuse to go on with another one."""
+        path = folder / "plan.json"
+        if path.exists() and json.loads(path.read_text()) != asdict(self):
+            raise SystemExit(f"error: {folder} holds a reproduction of another plan ({path.name}); name a new --output")
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    def jobs(self) -> dict[str, tuple[dict[str, Any], int]]:
+        """Options and seed of every head that is trained, by name; the slowest first."""
+        kinds = sorted(KINDS.items(), key=lambda item: item[0] != "autoregressive")
+        named = {f"{kind}-{seed}": (options, seed) for seed in SEEDS for kind, options in kinds}
+        return named | {f"{name}-{SEEDS[0]}": (options, SEEDS[0]) for name, options in WEIGHTINGS.items()}
+
+    def config(self, folder: Path, name: str) -> TrainConfig:
+        """The training run of job `name`. What it captures is given to it, so `prompts` is for the record only."""
+        options, seed = self.jobs()[name]
+        return TrainConfig(
+            target=self.target,
+            prompts=Path(self.data) / "gsm8k_train.jsonl",
+            output=folder / "heads" / name,
+            num_layers=self.num_layers,
+            block_size=8,
+            blocks_per_step=128,
+            max_steps=self.steps,
+            negatives=3000,
+            eval_prompts=0,
+            seed=seed,
+            dtype="float32",
+            **options,
+        )
