@@ -133,7 +133,7 @@ def verify_time(methods: Mapping[str, Sequence[tuple[float, float]]], *, title: 
         powers = [2**n for n in range(math.ceil(math.log2(max(most, 2))) + 1)]
         plot.axes.set_xticks(powers, map(str, powers))
         plot.axes.minorticks_off()
-        plot.axes.set_ylim(bottom=0)
+        plot.axes.set_ylim(0, 1.1e3 * max(seconds for points in methods.values() for _, seconds in points))
         plot.axes.set_xlabel("mean rows of a sequence's verify forward (log scale)")
         plot.axes.set_ylabel("mean verify time (ms)")
         plot.legend()
