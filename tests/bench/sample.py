@@ -1,7 +1,8 @@
-"""A small hand-made run that has everything a report must cope with."""
+"""A small hand-made run that has everything a report must cope with, and a reader of tables."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jetspec.bench.records import Answer, Cell, Failure, Group, Header, MethodName, Run, to_line
@@ -65,3 +66,15 @@ def write_run(run: Run, path: Any) -> None:
     """The run's results file."""
     lines = [to_line(record) for record in [run.header, *run.groups, *run.failures]]
     path.write_text("".join(lines), encoding="utf-8")
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    """Tables of a Markdown text, escapes undone."""
+    tables: list[list[list[str]]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("| "):
+            cells = re.split(r"(?<!\\) ?\| ?", line)[1:-1]
+            tables[-1].append([re.sub(r"\\(.)", r"\1", c) for c in cells])
+        elif tables[-1]:
+            tables.append([])
+    return [[row for row in table if not set("".join(row)) <= set("-:")] for table in tables if table]

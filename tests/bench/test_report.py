@@ -16,7 +16,7 @@ from jetspec.bench.report.html import html_report
 from jetspec.bench.report.markdown import escape, markdown_report
 from jetspec.bench.report.settings import cell_order, settings
 from jetspec.errors import JetSpecError
-from tests.bench.sample import cell, sample_run, write_run
+from tests.bench.sample import cell, markdown_tables, sample_run, write_run
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -55,18 +55,6 @@ class Page(HTMLParser):
         self.text.append(data)
         if self.open and self.open[-1] in ("td", "th"):
             self.tables[-1][-1][-1] += data
-
-
-def markdown_tables(text: str) -> list[list[list[str]]]:
-    """Tables of a Markdown text, escapes undone."""
-    tables: list[list[list[str]]] = [[]]
-    for line in text.splitlines():
-        if line.startswith("| "):
-            cells = re.split(r"(?<!\\) ?\| ?", line)[1:-1]
-            tables[-1].append([re.sub(r"\\(.)", r"\1", c) for c in cells])
-        elif tables[-1]:
-            tables.append([])
-    return [[row for row in table if not set("".join(row)) <= set("-:")] for table in tables if table]
 
 
 MAIN = [
