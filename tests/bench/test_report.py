@@ -12,7 +12,7 @@ from rich.console import Console
 
 from jetspec.bench.records import Failure, Run
 from jetspec.bench.report import show, write_reports
-from jetspec.bench.report.html import html_report
+from jetspec.bench.report.html import _depths, html_report
 from jetspec.bench.report.markdown import escape, markdown_report
 from jetspec.bench.report.settings import cell_order, settings
 from jetspec.errors import JetSpecError
@@ -229,3 +229,9 @@ def test_seconds_of_a_round() -> None:
     assert by_label["ngram auto"] == {}
     assert by_label["jetspec 16"]["verify"] == pytest.approx(0.5 * 2.0 / 40)
     assert sum(by_label["jetspec 16"].values()) == pytest.approx(2.0 / 40)
+
+
+def test_depths_are_plotted_for_the_largest_budget_of_a_method() -> None:
+    gsm8k = next(iter(settings(sample_run()).values()))
+    assert _depths(gsm8k) == {"jetspec 64": pytest.approx([13 / 17, 5 / 17, 5 / 17])}
+    assert list(_depths([entry for entry in gsm8k if entry.cell.budget == "auto"])) == ["jetspec auto"]

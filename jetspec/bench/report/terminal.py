@@ -27,5 +27,5 @@ def _rich_table(table: Table) -> rich.table.Table:
     for number, column in enumerate(table.columns):
         grid.add_column(column, justify="left" if number < table.names else "right", overflow="fold")
     for row in table.rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*row)
     return grid
