@@ -1,0 +1,32 @@
+"""Reports about a run: in the terminal, as Markdown, as one HTML page; and several runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jetspec.bench.records import read_run
+from jetspec.bench.report.compare import compare
+from jetspec.bench.report.terminal import show
+
+__all__ = ["RESULTS", "compare", "show", "write_reports"]
+
+#: The file of a run's folder that holds its records.
+RESULTS = "results.jsonl"
+
+
+def write_reports(folder: Path) -> list[Path]:
+    """Write `report.md` and `report.html` into a run's folder, from the records there. Returns their paths.
+
+    Raises:
+        JetSpecError: the records cannot be read, or a library is missing that plots or pages need. The Markdown report
+            needs none and is there by then.
+    """
+    from jetspec.bench.report.html import html_report
+    from jetspec.bench.report.markdown import markdown_report
+
+    run = read_run(folder / RESULTS)
+    paths = []
+    for name, render in (("report.md", markdown_report), ("report.html", html_report)):
+        paths.append(folder / name)
+        paths[-1].write_text(render(run), encoding="utf-8")
+    return paths

@@ -1,0 +1,74 @@
+"""What reports are about: the cells of a run by what they answered."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jetspec.bench.metrics import Figures, figures
+from jetspec.bench.records import METHODS, Cell, Group, Run
+
+#: Parts of a round, in the order in which they happen.
+PARTS = ("draft", "build", "verify", "accept", "commit", "other")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the cells of one table have in common."""
+
+    dataset: str
+    temperature: float
+    batch_size: int
+
+    @classmethod
+    def of(cls, cell: Cell) -> Setting:
+        return cls(cell.dataset, cell.temperature, cell.batch_size)
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, temperature {self.temperature:g}, batch size {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What reports say of a cell."""
+
+    figures: Figures
+    #: Seconds of a sequence's round by part. With several sequences in a forward, each counts its share.
+    round_s: dict[str, float]
+
+    @property
+    def cell(self) -> Cell:
+        return self.figures.cell
+
+
+def settings(run: Run) -> dict[Setting, list[Entry]]:
+    """Entries of all cells with figures: settings as they first appear, cells by method and budget."""
+    groups = groups_by_cell(run)
+    found: dict[Setting, list[Entry]] = defaultdict(list)
+    for each in sorted(figures(run), key=lambda f: cell_order(f.cell)):
+        found[Setting.of(each.cell)].append(Entry(each, _round_seconds(groups[each.cell])))
+    return {setting: found[setting] for setting in dict.fromkeys(Setting.of(cell) for cell in groups)}
+
+
+def groups_by_cell(run: Run) -> dict[Cell, list[Group]]:
+    """Groups of every cell, cells as they first appear."""
+    groups: dict[Cell, list[Group]] = defaultdict(list)
+    for group in run.groups:
+        groups[group.cell].append(group)
+    return groups
+
+
+def cell_order(cell: Cell) -> tuple[int, float]:
+    """Sorts by method, then by budget: none, numbers, "auto"."""
+    budget = cell.budget if isinstance(cell.budget, int) else float("inf") if cell.budget == "auto" else -1
+    return METHODS.index(cell.method), budget
+
+
+def _round_seconds(groups: Iterable[Group]) -> dict[str, float]:
+    seconds, rounds = Counter[str](), 0
+    for group in groups:
+        seconds.update(group.split_s)
+        rounds += sum(group.rounds.values())
+    return {part: seconds[part] / rounds for part in PARTS} if rounds and seconds else {}
