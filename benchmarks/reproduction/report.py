@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jetspec.bench.report.plots import against_budget
+from jinja2 import Template
 
 from benchmarks.reproduction.jobs import result_path
 from benchmarks.reproduction.plan import BUDGETS, DEPTHS, KINDS, SEEDS, WEIGHTINGS, Plan
+from jetspec.bench.report.plots import against_budget
 
 #: What the kinds are called, and how their drafts are verified.
 NAMES = {
@@ -153,8 +154,8 @@ def claims_table(results: Results) -> list[str]:
     rows = [
         [
             "acceptance keeps growing with the budget for causal trees, and saturates for chains",
-            f"{first} to {last} rows: causal tree +{gains['causal']}, with transition +{gains['transition']}; a chain has "
-            "no more than block size rows, so +0",
+            f"{first} to {last} rows: causal tree +{gains['causal']}, with transition +{gains['transition']}; a chain "
+            "has no more rows than its block, so +0",
             verdict(min(gains["causal"].values) > 0),
         ],
         [
@@ -169,8 +170,9 @@ def claims_table(results: Results) -> list[str]:
             seeds_verdict(paths),
         ],
         [
-            "the best branch of a causal head is faithful to the target's factorization, a bidirectional one's is not",
-            f"agreement at depth 2, 4, 7: causal {at(own)}; with transition {at(conditioned)}; bidirectional {at(other)}",
+            "the best branch of a causal head follows the target's factorization, a bidirectional one's does not",
+            f"agreement at depth 2, 4, 7: causal {at(own)}; with transition {at(conditioned)}; "
+            f"bidirectional {at(other)}",
             verdict(all(a > b for a, b in zip(own[1:], other[1:], strict=True))),
         ],
         [
@@ -181,8 +183,8 @@ def claims_table(results: Results) -> list[str]:
         ],
         [
             "an autoregressive draft costs more with every level, a parallel one does not",
-            f"64 rows, depth 1 to 7: autoregressive {auto['1']:.0f} to {auto['7']:.0f} ms, causal {parallel['1']:.0f} to "
-            f"{parallel['7']:.0f} ms",
+            f"64 rows, depth 1 to 7: autoregressive {auto['1']:.0f} to {auto['7']:.0f} ms, "
+            f"causal {parallel['1']:.0f} to {parallel['7']:.0f} ms",
             verdict(auto["7"] / auto["1"] > 2 * parallel["7"] / parallel["1"]),
         ],
         [

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jetspec.bench.config import BenchConfig
-from jetspec.bench.records import Cell
 from jetspec.bench.run import run
 
 from benchmarks.reproduction.jobs import write_result
