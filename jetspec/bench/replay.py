@@ -17,6 +17,7 @@ from jetspec.engine.blocks import BlockManager, BlockTable
 from jetspec.engine.drafters import CommittedRows
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
+from jetspec.packing import pack_linears
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.dataset import Captured
@@ -56,6 +57,7 @@ class Replay:
         lengths = [len(answer.token_ids) for answer in answers]
         num_blocks = sum(-(-length // BLOCK_SIZE) for length in lengths)
         blocks = BlockManager(num_blocks, BLOCK_SIZE)
+        pack_linears(target.model)
         drafter.take()
         drafter.prepare(target, num_blocks, BLOCK_SIZE)
         self.sequences = []
