@@ -264,7 +264,7 @@ def test_a_wrong_option_is_a_usage_error() -> None:
 
 
 def test_prompt_files_are_cut_at_newlines_only(tmp_path: Path) -> None:
-    from jetspec.cli.common import read_prompts
+    from jetspec.prompts import read_prompts
 
     records, lines = tmp_path / "p.jsonl", tmp_path / "p.txt"
     records.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8-sig")
