@@ -103,14 +103,12 @@ def program(prompt: str, entry_point: str, answer: str, test: str) -> str:
 
 def _body(code: str) -> str:
     """A function's body, indented, up to where it ends."""
-    code = code.strip("\n")
-    if not code.startswith((" ", "\t")):
-        # The first line's indent is often lost, or that of all lines.
-        lines = code.splitlines()
-        rest_is_indented = any(line.startswith("    ") for line in lines[1:]) and not any(
-            line and not line.startswith(" ") for line in lines[1:]
-        )
-        code = "\n".join(["    " + lines[0], *(lines[1:] if rest_is_indented else ["    " + x for x in lines[1:]])])
+    lines = code.strip("\n").splitlines()
+    if lines and not lines[0].startswith((" ", "\t")):
+        # Answers often lose the indent of their first line, or of all.
+        only_first = not lines[0].endswith(":") and all(line[:1] in ("", " ", "\t") for line in lines[1:])
+        lines = ["    " + line if number == 0 or not only_first else line for number, line in enumerate(lines)]
+    code = "\n".join(lines)
     end = AFTER_FUNCTION.search(code)
     return code[: end.start()] if end else code
 
