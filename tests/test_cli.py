@@ -54,7 +54,7 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout.strip()) == (0, f"jetspec {__version__}")
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "train", "export", "verify", "inspect"])
+@pytest.mark.parametrize("command", ["demo", "generate", "train", "bench", "export", "verify", "inspect"])
 def test_help_fits_80_columns(command: str) -> None:
     result = call(command, "--help")
     assert result.exit_code == 0
