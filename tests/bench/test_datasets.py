@@ -66,6 +66,11 @@ def test_facts_are_what_scoring_needs(data: Path) -> None:
     assert load_questions("gsm8k", data=data)[0].facts["reference"].endswith("#### 6")
 
 
+def test_an_answer_of_its_own_is_taken_before_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetspec.prompts, "_hub_entries", lambda source: [("row 0", HUB["math500"])])
+    assert load_questions("math500")[0].facts == {"reference": "3"}
+
+
 @pytest.mark.parametrize(
     ("n", "total", "chosen"), [(3, 9, [0, 3, 6]), (2, 5, [0, 2]), (5, 5, [0, 1, 2, 3, 4]), (9, 2, [0, 1]), (1, 7, [0])]
 )
