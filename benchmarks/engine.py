@@ -26,9 +26,9 @@ from rich.table import Table
 
 from jetspec import LLM, SamplingParams
 from jetspec.attention import RowBatch
-from jetspec.cli.common import encode_prompts, read_prompts
 from jetspec.engine import Observer, Step
 from jetspec.head import DraftHead, load_head
+from jetspec.prompts import read_prompts
 from jetspec.target import Target, load_target
 
 CONTEXT = 256
@@ -87,7 +87,7 @@ def main() -> None:
 
     target = load_target(options.target, dtype=options.dtype)
     texts = read_prompts(options.prompts)[: options.num_prompts]
-    prompts = encode_prompts(LLM(target), texts, None)
+    prompts = LLM(target).encode_prompts(texts)
     # transformers' own attention has to be switched off again, so it gets a model of its own.
     baseline = load_target(options.target, dtype=options.dtype).model
     baseline.set_attn_implementation("sdpa")

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from jetspec import LLM, SamplingParams
 from jetspec.attention import RowBatch, Segment
-from jetspec.cli.common import encode_prompts, read_prompts
+from jetspec.prompts import read_prompts
 from jetspec.target import Target, load_target
 
 CONTEXT = 256
@@ -47,7 +47,7 @@ def main() -> None:
 
     target = load_target(options.target, dtype=options.dtype)
     texts = read_prompts(options.prompts)[: options.num_prompts]
-    prompts = encode_prompts(LLM(target), texts, None)
+    prompts = LLM(target).encode_prompts(texts)
     names = ("exact",) if options.only_exact else ("exact", "not exact")
     modes = {mode: measure(target, prompts, options, exact=mode == "exact") for mode in names}
     figures: dict[str, Any] = {

@@ -36,9 +36,10 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--train-prompts", type=int, default=200)
     parser.add_argument("--eval-prompts", type=int, default=16, help="held-out prompts, of the test set")
-    parser.add_argument("--max-tokens", type=int, default=96, help="longest answer")
+    parser.add_argument("--max-tokens", type=int, default=96, help="longest answer to train on")
+    parser.add_argument("--eval-tokens", type=int, default=64, help="longest held-out answer")
     parser.add_argument("--num-layers", type=int, default=2, help="layers of every head")
-    parser.add_argument("--steps", type=int, default=100, help="steps of 128 blocks for every head")
+    parser.add_argument("--steps", type=int, default=80, help="steps of 128 blocks for every head")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of one thread")
     parser.add_argument("--job", help=argparse.SUPPRESS)  # a worker's part
     options = parser.parse_args()
@@ -48,6 +49,7 @@ def main() -> None:
         options.train_prompts,
         options.eval_prompts,
         options.max_tokens,
+        options.eval_tokens,
         options.num_layers,
         options.steps,
     )

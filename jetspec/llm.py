@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from jetspec.engine import Budget, Drafter, Engine, Observer, load_drafter
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
+from jetspec.prompts import PromptInput, is_conversation
 from jetspec.requests import Dispatcher, Request, RequestOutput, StreamOutput, raise_failures
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target, encode_text, load_target, resolve_dtype
@@ -171,6 +172,21 @@ class LLM:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
         return encode_text(self._tokenizer(), text, add_special_tokens=add_special_tokens)
+
+    def encode_prompts(self, prompts: Sequence[PromptInput], chat: bool | None = None) -> list[list[int]]:
+        """Token ids of each prompt, whatever its form. Texts go through the chat template where asked for or, with
+        `chat=None`, where there is one; conversations always do.
+        """
+        if chat is None:
+            chat = getattr(self.target.tokenizer, "chat_template", None) is not None
+        return [self._encode_prompt(prompt, chat) for prompt in prompts]
+
+    def _encode_prompt(self, prompt: Any, chat: bool) -> list[int]:
+        if isinstance(prompt, str):
+            if not chat:
+                return self.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        return self.encode(self.render_chat(prompt), add_special_tokens=False) if is_conversation(prompt) else prompt
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt that the chat template makes of a conversation, ready for the assistant's turn."""

@@ -87,15 +87,51 @@ def read_rows(source: str | Path, bad: BadRows) -> list[Row]:
     Raises:
         JetSpecError: the source cannot be read, or holds no row at all.
     """
-    entries = _hub_entries(str(source)) if str(source).startswith(HUB) else _file_entries(Path(source))
-    rows, empty = [], True
-    for where, entry in entries:
-        empty = False
+    rows = []
+    for where, entry in read_entries(source):
         with bad.at(where):
-            rows.append(_row(where, entry))
-    if empty:
-        raise JetSpecError(f"prompts: {source} holds none")
+            rows.append(_row(where, as_record(entry)))
     return rows
+
+
+def read_entries(source: str | Path) -> list[tuple[str, Any]]:
+    """(where, what lies there) for each row of a source, whatever its fields; `as_record` reads the latter.
+
+    Raises:
+        JetSpecError: the source cannot be read, or holds no row at all.
+    """
+    entries = _hub_entries(str(source)) if str(source).startswith(HUB) else _file_entries(Path(source))
+    found = list(entries)
+    if not found:
+        raise JetSpecError(f"prompts: {source} holds none")
+    return found
+
+
+def as_record(entry: Any) -> dict[str, Any]:
+    """The fields of an entry that are there: a null is none. JetSpecError where it is no JSON object."""
+    if isinstance(entry, str):
+        try:
+            entry = json.loads(entry)
+        except ValueError as error:
+            raise JetSpecError(f"not valid JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise JetSpecError("not a JSON object")
+    return _present(entry)
+
+
+def read_prompts(source: str | Path) -> list[PromptInput]:
+    """The prompts of a file or a hub dataset, whatever their form; answers that are there are left out.
+
+    Raises:
+        JetSpecError: it cannot be read, holds no prompt, or a row of it cannot be used.
+    """
+    bad = BadRows()
+    rows = read_rows(source, bad)
+    for row in rows:
+        if row.tools is not None:
+            bad.errors.append(f"{row.where}: tools: only training takes them; remove the field")
+    bad.settle()
+    return [open_prompt(row.prompt) for row in rows]
 
 
 def is_conversation(prompt: PromptInput) -> TypeGuard[list[Message]]:
@@ -161,7 +197,9 @@ def _hub_entries(source: str) -> Iterator[tuple[str, Any]]:
     try:
         import datasets
     except ImportError as error:
-        raise JetSpecError(f"prompts={source}: needs the library datasets; pip install 'jetspec[train]'") from error
+        raise JetSpecError(
+            f"prompts={source}: needs the library datasets; pip install 'jetspec[train]' or 'jetspec[bench]'"
+        ) from error
     try:
         rows = datasets.load_dataset(name, config, split=split or "train")
     except Exception as error:  # of many kinds, for names, splits, formats and the network
@@ -175,15 +213,7 @@ def _hub_entries(source: str) -> Iterator[tuple[str, Any]]:
         yield f"{source}, row {number}", value
 
 
-def _row(where: str, entry: Any) -> Row:
-    if isinstance(entry, str):
-        try:
-            entry = json.loads(entry)
-        except ValueError as error:
-            raise JetSpecError(f"not valid JSON: {error}") from error
-    if not isinstance(entry, dict):
-        raise JetSpecError("not a JSON object")
-    record = _present(entry)
+def _row(where: str, record: dict[str, Any]) -> Row:
     response: str | list[int] | None = None
     if "response_token_ids" in record:
         response = _ids(record, "response_token_ids")

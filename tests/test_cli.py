@@ -54,7 +54,7 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout.strip()) == (0, f"jetspec {__version__}")
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "train", "export", "verify", "inspect"])
+@pytest.mark.parametrize("command", ["demo", "generate", "train", "bench", "export", "verify", "inspect"])
 def test_help_fits_80_columns(command: str) -> None:
     result = call(command, "--help")
     assert result.exit_code == 0
@@ -264,7 +264,7 @@ def test_a_wrong_option_is_a_usage_error() -> None:
 
 
 def test_prompt_files_are_cut_at_newlines_only(tmp_path: Path) -> None:
-    from jetspec.cli.common import read_prompts
+    from jetspec.prompts import read_prompts
 
     records, lines = tmp_path / "p.jsonl", tmp_path / "p.txt"
     records.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8-sig")

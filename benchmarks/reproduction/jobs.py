@@ -13,8 +13,9 @@ import torch
 from benchmarks.reproduction.measure import acceptance, drafting_ms, faithfulness
 from benchmarks.reproduction.plan import BUDGETS, DEPTHS, KINDS, SEEDS, Plan
 from jetspec import LLM
-from jetspec.cli.common import encode_prompts, quiet_transformers, read_prompts
+from jetspec.cli.common import quiet_transformers
 from jetspec.head import load_head, save_head
+from jetspec.prompts import read_prompts
 from jetspec.target import Target, default_tap_layers, load_target
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.dataset import Captured, CapturedSequences
@@ -36,10 +37,10 @@ def capture_answers(plan: Plan, folder: Path) -> None:
         count = plan.train_prompts if name == "train" else plan.eval_prompts
         questions = read_prompts(Path(plan.data) / file)
         random.Random(0).shuffle(questions)
-        prompts = [Prompt(tuple(ids)) for ids in encode_prompts(llm, questions[:count], True)]
+        prompts = [Prompt(tuple(ids)) for ids in llm.encode_prompts(questions[:count], chat=True)]
         settings = CaptureSettings(
             tap_layers=tuple(default_tap_layers(target.num_layers, 5)),
-            max_tokens=plan.max_tokens,
+            max_tokens=plan.max_tokens if name == "train" else plan.eval_tokens,
             temperature=temperature,
             shard_sequences=max(1, min(25, count // (2 * processes.count))),
         )
@@ -61,12 +62,12 @@ def train_head(plan: Plan, folder: Path, name: str) -> None:
         "loss": trainer.progress.last_loss,
         "train_seconds": trainer.progress.train_seconds,
         "parameters": sum(p.numel() for p in head.parameters()),
-        "greedy": acceptance(target, head, greedy, BUDGETS, plan.max_tokens, 0.0),
+        "greedy": acceptance(target, head, greedy, BUDGETS, plan.eval_tokens, 0.0),
     }
     if config.seed == SEEDS[0]:
-        result["faithfulness"] = faithfulness(target, head, greedy, plan.max_tokens)
+        result["faithfulness"] = faithfulness(target, head, greedy, plan.eval_tokens)
         sampled = held_out(folder, "sampled")
-        result["sampled"] = acceptance(target, head, sampled, BUDGETS[:3], plan.max_tokens, 1.0)
+        result["sampled"] = acceptance(target, head, sampled, BUDGETS[:3], plan.eval_tokens, 1.0)
     write_result(folder, name, result)
 
 

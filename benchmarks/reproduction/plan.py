@@ -38,6 +38,7 @@ class Plan:
     train_prompts: int
     eval_prompts: int
     max_tokens: int
+    eval_tokens: int
     num_layers: int
     steps: int
 

@@ -6,12 +6,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from jetspec.bench.config import BenchConfig
-from jetspec.bench.run import run
-
 from benchmarks.reproduction.jobs import write_result
 from benchmarks.reproduction.plan import SEEDS, Plan
+from jetspec.bench.config import BenchConfig
 from jetspec.bench.metrics import figures
+from jetspec.bench.run import run
 from jetspec.cli.common import quiet_transformers
 
 FOLDER = "speed"
@@ -30,7 +29,7 @@ def measure_speed(plan: Plan, folder: Path) -> None:
         datasets=("gsm8k",),
         data=Path(plan.data),
         num_prompts=min(5, plan.eval_prompts),
-        max_tokens=min(48, plan.max_tokens),
+        max_tokens=min(48, plan.eval_tokens),
         methods=("plain", "ngram", "eagle", "dflash-chain", "dflash-tree", "jetspec"),
         budgets=(8, "auto"),
         device="cpu",

@@ -115,10 +115,11 @@ def read_run(path: str | Path) -> Run:
         JetSpecError: the file cannot be read, a line is none of ours, or there is no header.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+        # Other characters that end lines stand in records as they are.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise JetSpecError(f"cannot read benchmark results from {path}: {error}") from error
-    records = _parse(path, [line for line in lines if line.endswith("\n")])
+    records = _parse(path, lines[:-1])
     headers = [r for r in records if isinstance(r, Header)]
     if not headers:
         raise JetSpecError(f"{path}: not a benchmark's results: there is no header")

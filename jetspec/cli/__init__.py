@@ -1,4 +1,4 @@
-"""The command line: `jetspec demo | generate | train | export | verify | inspect`.
+"""The command line: `jetspec demo | generate | train | bench | export | verify | inspect`.
 
 Each command lives in a module of its own and imports torch only when it runs, so that `--help` is quick.
 """
@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from jetspec import __version__
+from jetspec.cli.bench import bench
 from jetspec.cli.common import fail
 from jetspec.cli.demo import demo
 from jetspec.cli.export import export
@@ -56,6 +57,7 @@ def options(
 
 for command in (demo, generate, train, export, verify, inspect):
     app.command()(command)
+app.add_typer(bench)
 
 
 def main() -> None:

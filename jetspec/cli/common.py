@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from jetspec.errors import JetSpecError
-from jetspec.prompts import BadRows, PromptInput, is_conversation, open_prompt, read_rows
 
 if TYPE_CHECKING:
     from jetspec.head import DraftHead
@@ -122,38 +121,6 @@ def default_head(target: str) -> str:
     if target not in shipped_heads():
         raise JetSpecError(f"--draft: no head is shipped for target {target!r}; name one (`generate` also takes none)")
     return target
-
-
-def read_prompts(path: Path) -> list[PromptInput]:
-    """The prompts of a file or a hub dataset, whatever their form; answers that are there are left out.
-
-    Raises:
-        JetSpecError: it cannot be read, holds no prompt, or a row of it cannot be used.
-    """
-    bad = BadRows()
-    rows = read_rows(path, bad)
-    for row in rows:
-        if row.tools is not None:
-            bad.errors.append(f"{row.where}: tools: only training takes them; remove the field")
-    bad.settle()
-    return [open_prompt(row.prompt) for row in rows]
-
-
-def encode_prompts(llm: LLM, prompts: Sequence[PromptInput], chat: bool | None) -> list[list[int]]:
-    """Token ids of each prompt. Texts go through the chat template where asked for or, with `chat=None`, where there
-    is one; conversations always do.
-    """
-    if chat is None:
-        chat = getattr(llm.target.tokenizer, "chat_template", None) is not None
-    return [_encode(llm, prompt, chat) for prompt in prompts]
-
-
-def _encode(llm: LLM, prompt: Any, chat: bool) -> list[int]:
-    if isinstance(prompt, str):
-        if not chat:
-            return llm.encode(prompt)
-        prompt = [{"role": "user", "content": prompt}]
-    return llm.encode(llm.render_chat(prompt), add_special_tokens=False) if is_conversation(prompt) else prompt
 
 
 def decode(llm: LLM, ids: Sequence[int]) -> str:

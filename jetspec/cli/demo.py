@@ -19,7 +19,6 @@ from jetspec.cli.common import (
     JsonOption,
     TargetOption,
     describe,
-    encode_prompts,
     fail,
     load_pair,
     print_json,
@@ -113,7 +112,7 @@ def answer(llm: LLM, prompt: str, max_tokens: int, *, stream: bool) -> tuple[Req
     """Answer greedily; returns the answer and the seconds it took."""
     from jetspec.sampling import SamplingParams
 
-    [ids] = encode_prompts(llm, [prompt], chat=None)
+    [ids] = llm.encode_prompts([prompt])
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     start = time.perf_counter()
     [output] = llm.generate([ids], params, on_token=write if stream else None)

@@ -18,15 +18,13 @@ from jetspec.cli.common import (
     PromptsOption,
     TargetOption,
     default_head,
-    encode_prompts,
     load_model,
     messages,
     print_json,
-    read_prompts,
     results,
 )
 from jetspec.errors import JetSpecError
-from jetspec.prompts import PromptInput, shown
+from jetspec.prompts import PromptInput, read_prompts, shown
 
 if TYPE_CHECKING:
     from jetspec.llm import RequestOutput
@@ -82,7 +80,7 @@ def generate(
     llm = LLM(model, draft, draft_method=draft_method, tree_budget=tree_budget)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
     live = stream and not json and len(texts) == 1
-    outputs = llm.generate(encode_prompts(llm, texts, chat), params, on_token=_write if live else None)
+    outputs = llm.generate(llm.encode_prompts(texts, chat), params, on_token=_write if live else None)
     for text, output in zip(texts, outputs, strict=True):
         if json:
             print_json(record(text, output))

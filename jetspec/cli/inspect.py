@@ -20,7 +20,6 @@ from jetspec.cli.common import (
     JsonOption,
     TargetOption,
     decode,
-    encode_prompts,
     load_pair,
     print_json,
     results,
@@ -78,7 +77,7 @@ def inspect(
             rounds.append(record)
 
     llm = LLM(model, head, tree_budget=tree_budget, observer=Recorder())
-    [ids] = encode_prompts(llm, [prompt], chat)
+    [ids] = llm.encode_prompts([prompt], chat)
     # Room for the wanted round even if all before it accept everything, and for its own whole depth.
     max_tokens = 1 + (round_number + 1) * head.config.block_size
     sequence = llm.engine.add("inspect", ids, SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens))

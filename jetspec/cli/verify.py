@@ -20,16 +20,14 @@ from jetspec.cli.common import (
     TargetOption,
     decode,
     describe,
-    encode_prompts,
     fail,
     load_pair,
     messages,
     print_json,
-    read_prompts,
     results,
     token_text,
 )
-from jetspec.prompts import PromptInput, shown
+from jetspec.prompts import PromptInput, read_prompts, shown
 
 if TYPE_CHECKING:
     from jetspec.llm import LLM
@@ -74,7 +72,7 @@ def verify(
         report = checks.verify(
             plain,
             drafted,
-            encode_prompts(plain, texts, chat),
+            plain.encode_prompts(texts, chat),
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,

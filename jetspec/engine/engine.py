@@ -290,6 +290,7 @@ class Engine:
         plan = self.budget.plan(forest, sequences, _load(sequences, others))
         trees = [Part.tree(s, plan.forest, i) for i, s in enumerate(sequences)]
         by_id = {part.sequence.request_id: part for part in trees + others}
+        clock.lap("build")
         return [by_id[g.sequence.request_id] for g in grants], sequences, plan
 
     def _verify(self, parts: list[Part], batch: RowBatch) -> tuple[TargetOutput, list[int]]:
@@ -402,13 +403,15 @@ class Engine:
             if all(walked is not None for walked in walked_trees):
                 self.budget.observe_plan(plan, drafted, [w for w in walked_trees if w is not None])
         if self.observer is not None:
+            tree_s = self.drafter.tree_s if self.drafter is not None and drafted else 0.0
             self.observer.step(
                 Step(
                     rows=rows,
                     decoding=sum(part.is_round for part in parts),
                     drafted=len(drafted),
                     new_tokens=new_tokens,
-                    draft_s=draft_s,
+                    draft_s=draft_s - tree_s,
+                    build_s=tree_s + clock.seconds["build"],
                     verify_s=clock.seconds["verify"],
                     accept_s=clock.seconds["accept"],
                     commit_s=clock.seconds["commit"],

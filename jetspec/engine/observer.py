@@ -38,6 +38,7 @@ class Round:
 class Step:
     """One round of the engine over all sequences: what it ran, what came of it, and where its seconds went.
 
+    `draft_s` is the drafter's work but for `build_s`, in which trees were built of its scores and cut to the budget.
     The expected numbers are the budget's own forecast; None where nothing was drafted or the budget is fixed.
     """
 
@@ -46,6 +47,7 @@ class Step:
     drafted: int
     new_tokens: int
     draft_s: float
+    build_s: float
     verify_s: float
     accept_s: float
     commit_s: float

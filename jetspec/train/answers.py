@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from jetspec.engine import Engine, Sequence
+from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
-from jetspec.train.pool import BLOCK_SIZE, blocks_for
 from jetspec.train.prompts import Answer, Ask
 
 #: Told (done, in all, tokens written since the work began).

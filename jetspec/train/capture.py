@@ -21,11 +21,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from jetspec.engine import Committed, Engine, Observer
+from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.files import write_atomically
-from jetspec.train.pool import BLOCK_SIZE, blocks_for
 from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from jetspec.engine import Engine, Observer, Round
+from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.head import DraftHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
-from jetspec.train.pool import BLOCK_SIZE, blocks_for
 from jetspec.train.processes import Processes
 
 #: Prompts that are answered at the same time.

@@ -83,7 +83,7 @@ def test_drafting_is_timed_for_every_budget_and_depth(target: Target, head: Draf
 
 
 def test_every_kind_is_trained_alike(tmp_path) -> None:
-    plan = Plan("tiny", str(tmp_path), 3, 2, 8, 2, 5)
+    plan = Plan("tiny", str(tmp_path), 3, 2, 8, 8, 2, 5)
     configs = [plan.config(tmp_path, name) for name in plan.jobs()]
     assert len({config.output for config in configs}) == len(configs) == 2 * len(KINDS) + 2
     for config in configs:
@@ -91,7 +91,7 @@ def test_every_kind_is_trained_alike(tmp_path) -> None:
 
 
 def test_another_plan_is_refused(tmp_path) -> None:
-    Plan("tiny", "data", 3, 2, 8, 2, 5).check_folder(tmp_path)
-    Plan("tiny", "data", 3, 2, 8, 2, 5).check_folder(tmp_path)
+    Plan("tiny", "data", 3, 2, 8, 8, 2, 5).check_folder(tmp_path)
+    Plan("tiny", "data", 3, 2, 8, 8, 2, 5).check_folder(tmp_path)
     with pytest.raises(SystemExit, match="another plan"):
-        Plan("tiny", "data", 3, 2, 8, 2, 6).check_folder(tmp_path)
+        Plan("tiny", "data", 3, 2, 8, 8, 2, 6).check_folder(tmp_path)

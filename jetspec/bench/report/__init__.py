@@ -7,12 +7,9 @@ from pathlib import Path
 from jetspec.bench.records import read_run
 from jetspec.bench.report.compare import compare
 from jetspec.bench.report.terminal import show
+from jetspec.bench.results import RESULTS
 
-__all__ = ["RESULTS", "compare", "show", "write_reports"]
-
-#: The file of a run's folder that holds its records.
-RESULTS = "results.jsonl"
-
+__all__ = ["compare", "show", "write_reports"]
 
 def write_reports(folder: Path) -> list[Path]:
     """Write `report.md` and `report.html` into a run's folder, from the records there. Returns their paths.

@@ -39,6 +39,8 @@ class Drafter(ABC):
     tap_layers: tuple[int, ...] = ()
     #: Bytes that one token takes in storage addressed by the engine's cache slots.
     cache_bytes_per_token: int = 0
+    #: Seconds of the last `propose` in which trees were built of scores, where the drafter tells them apart.
+    tree_s: float = 0.0
     _taken: bool = False
 
     def take(self) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from jetspec.engine.drafters.autoregressive import AutoregressiveContext
 from jetspec.engine.drafters.base import CommittedRows, Drafter
+from jetspec.engine.drafters.moment import Moment
 from jetspec.engine.drafters.parallel import ParallelContext
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
@@ -70,4 +72,15 @@ class HeadDrafter(Drafter):
         anchors = torch.tensor([s.anchor for s in sequences], device=self.head.device)
         expand = self.context.children(anchors, sequences, 1 if self.chain else max(budgets))
         depth, limits = self.head.config.block_size - 1, [s.max_depth for s in sequences]
-        return grow_trees(anchors, expand, depth, budgets, limits, narrow=self.context.by_level)
+        start = Moment(anchors.device)
+        expansions: list[tuple[Moment, Moment]] = []
+
+        def timed_expand(depth: int, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+            before = Moment(anchors.device)
+            children = expand(depth, tokens, parents)
+            expansions.append((before, Moment(anchors.device)))
+            return children
+
+        forest = grow_trees(anchors, timed_expand, depth, budgets, limits, narrow=self.context.by_level)
+        self.tree_s = Moment(anchors.device).since(start) - sum(end.since(begin) for begin, end in expansions)
+        return forest

@@ -1,0 +1,130 @@
+"""What is asked: four public data sets, from the hub or a local copy, and any source of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jetspec.errors import JetSpecError
+from jetspec.prompts import BadRows, Message, PromptInput, as_record, read_entries, read_prompts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where a data set lies, what its fields are called there, and the words put around a question.
+
+    `fields` maps a name used here to those it has in the sources, the hub's and the local copy's; the first one that a
+    row has counts. `id` may be absent: rows are then known by their number.
+    """
+
+    hub: str
+    file: str
+    fields: Mapping[str, tuple[str, ...]]
+    before: str = ""
+    after: str = ""
+
+
+DATASETS = {
+    "gsm8k": Dataset(
+        "hub:openai/gsm8k/main:test",
+        "gsm8k_test.jsonl",
+        {"turns": ("question",), "reference": ("answer",)},
+        after="\n\nThink step by step and end with the answer as a number after ####.",
+    ),
+    "math500": Dataset(
+        "hub:HuggingFaceH4/MATH-500:test",
+        "math500.jsonl",
+        {"id": ("unique_id",), "turns": ("problem",), "reference": ("answer", "solution")},
+        after="\n\nThink step by step and put the answer in \\boxed{}.",
+    ),
+    "humaneval": Dataset(
+        "hub:openai/openai_humaneval:test",
+        "humaneval.jsonl",
+        {
+            "id": ("task_id",),
+            "turns": ("prompt",),
+            "prompt": ("prompt",),
+            "test": ("test",),
+            "entry_point": ("entry_point",),
+        },
+        before="Complete this function. Answer with the whole function in a block of code.\n\n```python\n",
+        after="```",
+    ),
+    "mt_bench": Dataset(
+        "hub:HuggingFaceH4/mt_bench_prompts:train",
+        "mt_bench.jsonl",
+        {"id": ("question_id", "prompt_id"), "turns": ("turns", "prompt")},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One conversation to hold: each turn is asked behind the method's own answers to those before.
+
+    `number` is the place in the whole data set; `facts` are the other fields, by which an answer is scored.
+    """
+
+    id: str
+    number: int
+    turns: tuple[PromptInput, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompt(self, answers: Sequence[str]) -> PromptInput:
+        """What is asked once these answers to the first turns were given."""
+        if not answers:
+            return self.turns[0]
+        messages: list[Message] = []
+        for turn, answer in zip(self.turns, answers, strict=False):
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        return [*messages, {"role": "user", "content": self.turns[len(answers)]}]
+
+
+def load_questions(name: str, *, data: Path | None = None, num_prompts: int | None = None) -> list[Question]:
+    """Questions of a data set, `num_prompts` of them spread evenly over it, or all.
+
+    Args:
+        name: one of `DATASETS`, or a prompt source as `jetspec.prompts` reads it.
+        data: folder with local copies of the data sets; None: the hub.
+        num_prompts: how many; all where there are fewer.
+
+    Raises:
+        JetSpecError: the source cannot be read, or a row lacks a field.
+    """
+    if name not in DATASETS:
+        prompts = list(enumerate(read_prompts(name)))
+        return [Question(str(number), number, (prompt,)) for number, prompt in spread(prompts, num_prompts)]
+    dataset = DATASETS[name]
+    source = dataset.hub if data is None else data / dataset.file
+    bad, questions = BadRows(), []
+    for number, (where, entry) in spread(list(enumerate(read_entries(source))), num_prompts):
+        with bad.at(where):
+            questions.append(_question(dataset, number, as_record(entry)))
+    bad.settle(fix=f"give the data set {name}")
+    return questions
+
+
+def spread(items: Sequence[T], n: int | None) -> list[T]:
+    """`n` items at even distances, the first one among them; all where `n` is None or there are no more."""
+    if n is None or n >= len(items):
+        return list(items)
+    return [items[i * len(items) // n] for i in range(n)]
+
+
+def _question(dataset: Dataset, number: int, record: dict[str, Any]) -> Question:
+    facts: dict[str, Any] = {}
+    for name, sources in dataset.fields.items():
+        found = [record[source] for source in sources if source in record]
+        if not found and name != "id":
+            raise JetSpecError(f"no field {' or '.join(sources)}; there are {', '.join(record) or 'none'}")
+        facts[name] = found[0] if found else number
+    turns = facts.pop("turns")
+    turns = [turns] if isinstance(turns, str) else list(turns)
+    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise JetSpecError(f"{dataset.fields['turns'][0]}: must be texts that are not empty")
+    turns[0] = dataset.before + turns[0] + dataset.after
+    return Question(str(facts.pop("id", number)), number, tuple(turns), facts)

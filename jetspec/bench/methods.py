@@ -1,0 +1,258 @@
+"""How each method answers a group of prompts, and what is measured meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from jetspec.bench.records import Cell, MethodName
+from jetspec.engine import Engine, Observer, Round, Step, load_drafter
+from jetspec.engine.budget import MOST_ROWS
+from jetspec.engine.pool import BLOCK_SIZE, blocks_for
+from jetspec.errors import JetSpecError
+from jetspec.head import DraftHead, load_head
+from jetspec.sampling import SamplingParams
+from jetspec.target import Target, load_target, resolve_source
+
+#: Parts of the decoding time, as `Step` tells them apart.
+PARTS = ("draft", "build", "verify", "accept", "commit", "other")
+#: Rows of one forward, where the trees of a whole batch need no more.
+MAX_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a method drafts with: the option that names it, what the engine makes of it, and which heads fit."""
+
+    option: str | None = None
+    draft_method: str = "tree"
+    kind: str = ""
+    fits: Callable[[DraftHead], bool] | None = None
+
+
+AUTOREGRESSIVE = ("an autoregressive head", lambda head: head.config.method == "autoregressive")
+BIDIRECTIONAL = ("a bidirectional head", lambda head: head.config.method == "parallel" and not head.config.causal)
+CAUSAL = ("a causal parallel head", lambda head: head.config.method == "parallel" and head.config.causal)
+
+#: All methods but "hf", which runs without this engine.
+DRAFTS: dict[MethodName, Draft] = {
+    "plain": Draft(),
+    "ngram": Draft(draft_method="ngram"),
+    "draft-model": Draft("draft_model", "model"),
+    "eagle": Draft("eagle", "tree", *AUTOREGRESSIVE),
+    "dflash-chain": Draft("dflash", "chain", *BIDIRECTIONAL),
+    "dflash-tree": Draft("dflash", "tree", *BIDIRECTIONAL),
+    "jetspec": Draft("draft", "tree", *CAUSAL),
+}
+
+
+@dataclass
+class Decoded:
+    """Answers to some prompts, in order, and what they took; see `Group` for the figures."""
+
+    token_ids: list[list[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    tokens: int = 0
+    rounds: Counter[int] = field(default_factory=Counter)
+    rows: int = 0
+    split_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    def add(self, other: Decoded) -> None:
+        """Join what was decoded afterwards, figures summed."""
+        self.token_ids += other.token_ids
+        self.texts += other.texts
+        self.finish_reasons += other.finish_reasons
+        self.prefill_s += other.prefill_s
+        self.decode_s += other.decode_s
+        self.tokens += other.tokens
+        self.rounds += other.rounds
+        self.rows += other.rows
+        self.split_s = {name: seconds + other.split_s[name] for name, seconds in self.split_s.items()}
+
+
+class Method(Protocol):
+    """One way of decoding, ready to run."""
+
+    def answer(self, prompts: Sequence[list[int]], seeds: Sequence[int], temperature: float, limit: int) -> Decoded:
+        """Answer prompts together, with at most `limit` tokens each; 0 is the greedy temperature."""
+
+
+class Models:
+    """The loaded target, drafts and, where it is asked for, transformers' own copy of the target.
+
+    Args:
+        target: alias, hub id or path of the target.
+        drafts: alias, hub id or path of the draft for each option that `DRAFTS` names.
+        methods: what will be run.
+
+    Raises:
+        JetSpecError: something cannot be loaded, or a head is of another kind than a method needs.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        drafts: Mapping[str, str | None],
+        methods: Sequence[MethodName],
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+    ) -> None:
+        self.target = load_target(target, device=device, dtype=dtype)
+        self.drafts: dict[str, DraftHead | Target] = {}
+        for method in methods:
+            draft = DRAFTS.get(method, Draft())
+            if draft.option is not None:
+                self._load_draft(method, draft, str(drafts[draft.option]))
+        self.reference = load_reference(target, self.target) if "hf" in methods else None
+
+    def _load_draft(self, method: MethodName, draft: Draft, name: str) -> None:
+        assert draft.option is not None
+        device, dtype = self.target.device, self.target.dtype
+        if draft.fits is None:
+            self.drafts[draft.option] = load_target(name, device=str(device), dtype=dtype)
+            return
+        head = self.drafts.get(draft.option) or load_head(name, device=device, dtype=dtype)
+        assert isinstance(head, DraftHead)
+        if not draft.fits(head):
+            found = next(kind for kind, fits in (AUTOREGRESSIVE, BIDIRECTIONAL, CAUSAL) if fits(head))
+            flag = "--" + draft.option.replace("_", "-")
+            raise JetSpecError(f"{flag} {name}: method {method} needs {draft.kind}, this is {found}")
+        head.config.validate_for(self.target)
+        self.drafts[draft.option] = head
+
+    def method(self, cell: Cell, lengths: Sequence[int]) -> Method:
+        """The method of a cell, with K/V storage for prompts that grow to these `lengths` with their answers."""
+        if cell.method == "hf":
+            return Transformers(self.reference, self.target)
+        draft = DRAFTS[cell.method]
+        model = None if draft.option is None else self.drafts[draft.option]
+        budget = 1 if cell.budget is None else cell.budget
+        rows = MOST_ROWS if budget == "auto" else budget
+        recorder = Recorder()
+        engine = Engine(
+            self.target,
+            load_drafter(model, self.target, method=draft.draft_method),
+            tree_budget=budget,
+            num_blocks=blocks_for(lengths, cell.batch_size, rows),
+            block_size=BLOCK_SIZE,
+            max_rows=MAX_ROWS if budget == "auto" else max(MAX_ROWS, budget * cell.batch_size),
+            max_running=cell.batch_size,
+            share_prefixes=False,
+            observer=recorder,
+        )
+        return OnEngine(engine, recorder)
+
+
+def load_reference(name: str, target: Target) -> Any:
+    """transformers' model with its own attention, beside a target of the same name. JetSpecError where it fails."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(resolve_source(name, None), dtype=target.dtype)
+    except (OSError, ValueError) as error:
+        raise JetSpecError(f"--method hf: transformers cannot load {name!r}: {error}") from error
+    # What a checkpoint advises, such as penalties, the other methods do not follow.
+    model.generation_config = GenerationConfig()
+    return torch.nn.Module.to(model, target.device).eval().requires_grad_(False)
+
+
+class Recorder(Observer):
+    """Counts rounds and their seconds while `decoded` is set."""
+
+    def __init__(self) -> None:
+        self.decoded: Decoded | None = None
+
+    def round(self, record: Round) -> None:
+        if self.decoded is not None:
+            self.decoded.rounds[len(record.new_tokens)] += 1
+            self.decoded.rows += len(record.tokens)
+            self.decoded.tokens += len(record.new_tokens)
+
+    def step(self, record: Step) -> None:
+        if self.decoded is not None:
+            known = [getattr(record, f"{part}_s") for part in PARTS[:-1]]
+            for part, seconds in zip(PARTS, [*known, record.total_s - sum(known)], strict=True):
+                self.decoded.split_s[part] += seconds
+
+
+class OnEngine:
+    """Answers on JetSpec's engine, drafted or plain."""
+
+    def __init__(self, engine: Engine, recorder: Recorder) -> None:
+        self.engine, self.recorder = engine, recorder
+
+    def answer(self, prompts: Sequence[list[int]], seeds: Sequence[int], temperature: float, limit: int) -> Decoded:
+        engine, decoded = self.engine, Decoded()
+        start = time.perf_counter()
+        sequences = [
+            engine.add(str(i), prompt, SamplingParams(temperature=temperature, seed=seed, max_tokens=limit))
+            for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+        ]
+        while not all(s.is_decoding or s.finished for s in sequences):
+            engine.step()
+        middle = time.perf_counter()
+        self.recorder.decoded = decoded
+        while engine.has_work:
+            engine.step()
+        self.recorder.decoded = None
+        decoded.prefill_s, decoded.decode_s = middle - start, time.perf_counter() - middle
+        decoded.split_s["other"] += max(0.0, decoded.decode_s - sum(decoded.split_s.values()))  # between steps
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
+            decoded.token_ids.append(sequence.output_ids)
+            decoded.texts.append(sequence.text)
+            decoded.finish_reasons.append(str(sequence.finish_reason))
+        return decoded
+
+
+class Transformers:
+    """Answers by transformers' `generate`. Reading the prompts is measured by a run of one token."""
+
+    def __init__(self, model: Any, target: Target) -> None:
+        self.model, self.target = model, target
+
+    def answer(self, prompts: Sequence[list[int]], seeds: Sequence[int], temperature: float, limit: int) -> Decoded:
+        (_, first), (rows, whole) = (self._generate(prompts, seeds[0], temperature, n) for n in (1, limit))
+        decoded = Decoded(prefill_s=first, decode_s=max(0.0, whole - first))
+        eos, tokenizer = self.target.eos_token_ids, self.target.tokenizer
+        for row in rows:
+            end = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
+            decoded.token_ids.append(row[:end])
+            decoded.finish_reasons.append("stop" if row[end - 1] in eos else "length")
+            decoded.texts.append(
+                "" if tokenizer is None else str(tokenizer.decode(row[:end], skip_special_tokens=True))
+            )
+            decoded.tokens += end - 1
+        return decoded
+
+    @torch.inference_mode()
+    def _generate(
+        self, prompts: Sequence[list[int]], seed: int, temperature: float, limit: int
+    ) -> tuple[list[list[int]], float]:
+        """Answers, padded to the longest, and seconds. Prompts are padded on the left."""
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.target.device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.target.device)
+        # Only the temperature shapes the distribution, as with the other methods.
+        choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        eos = sorted(self.target.eos_token_ids)
+        config = GenerationConfig(
+            **{"do_sample": False, **choice},
+            max_new_tokens=limit,
+            eos_token_id=eos or None,
+            pad_token_id=eos[0] if eos else 0,
+        )
+        torch.manual_seed(seed)
+        start = time.perf_counter()
+        output = self.model.generate(ids, attention_mask=mask, generation_config=config)
+        rows = output[:, width:].tolist()
+        return rows, time.perf_counter() - start

@@ -1,0 +1,126 @@
+"""`jetspec bench` on a tiny target. What reports hold is tested with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import jetspec.bench.run as run_module
+from jetspec.bench.results import RESULTS
+from jetspec.cli import app
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Stands for the reports: says what it was called with."""
+    module: Any = ModuleType("jetspec.bench.report")
+
+    def write_reports(folder: Path) -> list[Path]:
+        assert (folder / RESULTS).is_file()
+        return [folder / "report.md"]
+
+    module.write_reports = write_reports
+    module.show = lambda run, console: console.print(f"shown: {len(run.groups)} groups")
+    module.compare = lambda runs: f"| compared: {', '.join(Path(name).name for name, _ in runs)} |"
+    monkeypatch.setitem(sys.modules, "jetspec.bench.report", module)
+    return module
+
+
+@pytest.fixture
+def options(models: dict[str, str], data: Path, tmp_path: Path) -> list[object]:
+    names = ["--target", models["target"], "--draft", models["draft"], "--data", data, "--output", tmp_path / "run"]
+    return [*names, "--num-prompts", 1, "--max-tokens", 4, "--budget", 4]
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+
+def test_run_report_and_compare(report: ModuleType, options: list[object], tmp_path: Path) -> None:
+    several = ("--batch-size", 1, "--batch-size", 2, "--budget", "auto")
+    first = call(*options, *several)
+    assert first.exit_code == 0, first.output
+    assert "shown: 10 groups" in first.stdout  # two batch sizes of plain, and of two methods with two budgets
+    assert "report.md" in first.stderr
+    again = call("report", tmp_path / "run")
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+    both = call("compare", tmp_path / "run", tmp_path / "run")
+    assert (both.exit_code, both.stdout) == (0, "| compared: run, run |\n")
+
+
+def test_json_is_the_figures_alone(report: ModuleType, options: list[object], tmp_path: Path) -> None:
+    result = call(*options, "--method", "ngram", "--json")
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert [entry["cell"]["method"] for entry in printed["figures"]] == ["plain", "ngram"]
+    assert printed["failures"] == []
+    assert printed["reports"] == [str(tmp_path / "run" / "report.md")]
+
+
+def test_a_failure_is_reported_and_ends_in_status_1(
+    report: ModuleType, options: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = run_module.Models.method
+
+    def broken(self: Any, cell: Any, lengths: Any) -> Any:
+        if cell.method == "ngram":
+            raise RuntimeError("out of order")
+        return method(self, cell, lengths)
+
+    monkeypatch.setattr(run_module.Models, "method", broken)
+    result = call(*options)
+    assert result.exit_code == 1
+    assert "shown: 2 groups" in result.stdout
+    assert "could not be measured" in result.stderr
+    result = call(*options, "--json")
+    assert [f["error"] for f in json.loads(result.stdout)["failures"]] == ["RuntimeError: out of order"]
+
+
+def test_an_interrupt_says_how_to_go_on(
+    report: ModuleType, options: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "run_block", stop)
+    result = call(*options)
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.stderr
+    assert result.stdout == ""
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--output: none given"),
+        (("--output", "x", "--method", "magic"), "--method magic"),
+        (("--output", "x", "--method", "eagle"), "--eagle: method eagle needs it"),
+        (("compare", "x"), "two or more"),
+        (("report", "/nowhere/at/all"), "cannot read benchmark results"),
+    ],
+)
+def test_errors_are_one_line(report: ModuleType, arguments: tuple[object, ...], message: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    assert call("--budget", "many").exit_code == 2
+    assert call("--batch-size", 0).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [(), ("report",), ("compare",)])
+def test_help_fits_80_columns(command: tuple[str, ...]) -> None:
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
