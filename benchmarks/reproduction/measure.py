@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from jetspec.attention import RowBatch
-from jetspec.bench.replay import Replay, acceptance_length
 from jetspec.engine import Drafter, HeadDrafter, Sequence
 from jetspec.engine.drafters import CommittedRows
 from jetspec.head import DraftHead
 from jetspec.target import Target
 from jetspec.train.dataset import Captured
+from jetspec.train.replay import Replay, acceptance_length
 from jetspec.tree import Forest
 
 

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from benchmarks.reproduction.measure import Recording, acceptance, drafting_ms, faithfulness
 from benchmarks.reproduction.plan import KINDS, Plan
-from jetspec.bench.replay import Replay
 from jetspec.head import DraftHead
 from jetspec.target import Target
 from jetspec.train.dataset import Captured
+from jetspec.train.replay import Replay
 from tests.tiny import tiny_llama, tiny_target
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [40, 41]]

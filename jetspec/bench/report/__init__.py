@@ -11,6 +11,7 @@ from jetspec.bench.results import RESULTS
 
 __all__ = ["compare", "show", "write_reports"]
 
+
 def write_reports(folder: Path) -> list[Path]:
     """Write `report.md` and `report.html` into a run's folder, from the records there. Returns their paths.
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from jetspec import engine
-from jetspec.bench.replay import Replay, acceptance_length
 from jetspec.engine import Committed, Drafter, Engine, HeadDrafter, NgramDrafter, Observer, Round
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.dataset import Captured
+from jetspec.train.replay import Replay, acceptance_length
 from jetspec.tree import Forest
 from tests.tiny import tiny_target
 
