@@ -17,15 +17,15 @@ SEEDS = (0, 1)
 
 #: Kinds of heads by their options beside the common ones.
 KINDS: dict[str, dict[str, Any]] = {
-    "causal": {},
+    "causal": {"transition_size": 0},
     "bidirectional": {"causal": False},
     "transition": {"transition_size": 256},
     "autoregressive": {"method": "autoregressive"},
 }
 #: Weights of the depths in the loss, beside the default exp(-(d - 1) / 4).
 WEIGHTINGS: dict[str, dict[str, Any]] = {
-    "causal, equal weights": {"gamma": 1e9},
-    "causal, reach": {"weighting": "reach"},
+    "causal, equal weights": {"transition_size": 0, "gamma": 1e9},
+    "causal, reach": {"transition_size": 0, "weighting": "reach"},
 }
 
 

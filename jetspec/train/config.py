@@ -17,6 +17,9 @@ from jetspec.train.fields import check_names, checked, flag_of, kinds, option, o
 #: The resolved configuration, beside the weights.
 FILE = "train_config.json"
 
+#: Of causal parallel heads, where none is given.
+TRANSITION_SIZE = 256
+
 ANSWERS, HEAD, OPTIMIZER = "Answers", "Head", "Optimization"
 MEASURE, FILES, MACHINE = "Measurement", "Files", "Machine"
 
@@ -76,8 +79,12 @@ class TrainConfig:
     num_taps: int = option(5, help="Target layers the head reads.", group=HEAD, least=1)
     target_layer_ids: tuple[int, ...] | None = option(None, help="These layers instead: 1,8,15.", group=HEAD, least=0)
     causal: bool = option(True, help="What a block position sees.", group=HEAD, flags=("--causal/--bidirectional",))
-    transition_size: int = option(
-        0, help="State that conditions a draft on its path; 0: none, as in published heads.", group=HEAD, least=0
+    transition_size: int | None = option(
+        None,
+        help=f"State that conditions a draft on its path; 0: none, as vLLM needs it; else {TRANSITION_SIZE} in causal "
+        "parallel heads.",
+        group=HEAD,
+        least=0,
     )
     mask_token: int | str | None = option(None, help="Id or text of the mask token; else an unused one.", group=HEAD)
     init: str = option(
@@ -178,9 +185,13 @@ class TrainConfig:
                 raise JetSpecError(f"{name}={getattr(self, name)!r}: is for a server; give answers_from too")
 
     def _check_method(self) -> None:
-        only_parallel = {"causal": True, "transition_size": 0, "mask_token": None}
-        for name, default in only_parallel.items():
-            if self.method != "parallel" and getattr(self, name) != default:
+        only_parallel: dict[str, tuple[Any, ...]] = {
+            "causal": (True,),
+            "transition_size": (None, 0),
+            "mask_token": (None,),
+        }
+        for name, neutral in only_parallel.items():
+            if self.method != "parallel" and getattr(self, name) not in neutral:
                 raise JetSpecError(
                     f"{name}={getattr(self, name)!r}: is for method 'parallel'; leave it out with {self.method!r}"
                 )
@@ -203,6 +214,12 @@ class TrainConfig:
         if self.weighting == "reach":
             return math.inf
         return self.block_size / 2 if self.gamma is None else self.gamma
+
+    @property
+    def head_transition_size(self) -> int:
+        if self.transition_size is None:
+            return TRANSITION_SIZE if self.method == "parallel" and self.causal else 0
+        return self.transition_size
 
     @property
     def folder(self) -> Path:

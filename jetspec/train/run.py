@@ -165,7 +165,7 @@ def initial_head(target: Target, data: CapturedSequences, config: TrainConfig) -
         target_layer_ids=_tap_layers(target, config),
         mask_token_id=_mask_token(target, data, config, trained),
         causal=config.causal,
-        transition_size=config.transition_size,
+        transition_size=config.head_transition_size,
         init="target" if config.init == "target" else "random",
         seed=config.seed,
     )

@@ -47,6 +47,7 @@ def make_config(prompts_file: Path, tmp_path: Path) -> Callable[..., TrainConfig
             "num_layers": 2,
             "block_size": 4,
             "num_taps": 2,
+            "transition_size": 0,
             "blocks_per_step": 24,
             "blocks_per_sequence": 8,
             "max_steps": 8,

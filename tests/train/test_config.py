@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from typer.testing import CliRunner, Result
 import jetspec.train.run as run_module
 from jetspec.cli import app
 from jetspec.errors import JetSpecError
+from jetspec.head import load_head
+from jetspec.target import Target
 from jetspec.train import TrainConfig
 from jetspec.train.config import read_config_file
 
@@ -106,3 +109,25 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for name in ("absent.yaml", "broken.json"):
         with pytest.raises(JetSpecError, match=f"config: cannot read .*{name}"):
             read_config_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, 256),
+        ({"transition_size": 0}, 0),
+        ({"transition_size": 8}, 8),
+        ({"causal": False}, 0),
+        ({"causal": False, "transition_size": 8}, 8),
+        ({"method": "autoregressive"}, 0),
+        ({"method": "autoregressive", "transition_size": 0}, 0),
+    ],
+)
+def test_causal_parallel_heads_have_a_transition_by_default(options: dict, size: int) -> None:
+    assert TrainConfig(**NEEDED, **options).head_transition_size == size
+
+
+def test_the_default_reaches_the_head(target: Target, make_config: Callable[..., TrainConfig]) -> None:
+    config = make_config(transition_size=None, max_steps=1, eval_prompts=0)
+    run_module.train(config, target=target)
+    assert load_head(config.folder).config.transition_size == 256
