@@ -40,7 +40,9 @@ def check_for_vllm(head: DraftHead) -> None:
         raise JetSpecError(f"method: vLLM's dflash reads no {head.config.method} head; serve it with JetSpec")
     unknown = [name for name in head.state_dict() if name.partition(".")[0] not in PUBLISHED]
     if unknown:
-        raise JetSpecError(f"vLLM reads no {', '.join(unknown)}; train a head without it, or serve it with JetSpec")
+        raise JetSpecError(
+            f"vLLM reads no {', '.join(unknown)}; train with --transition-size 0, or serve the head with JetSpec"
+        )
     if head.config.shifted:
         raise JetSpecError("dflash_config.shifted: vLLM reads the token after a position from it, not two after")
 

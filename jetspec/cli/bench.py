@@ -117,6 +117,9 @@ def measure(
         dtype=dtype,
         run_code=run_code,
     )
+    from jetspec.bench.report import check_libraries
+
+    check_libraries()
     quiet_transformers()
     try:
         run = run_with_progress(config)

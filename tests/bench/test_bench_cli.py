@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -18,13 +19,14 @@ from jetspec.cli import app
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Stands for the reports: says what it was called with."""
+    """Stands for the reports, whose plots take time: says what it was called with."""
     module: Any = ModuleType("jetspec.bench.report")
 
     def write_reports(folder: Path) -> list[Path]:
         assert (folder / RESULTS).is_file()
         return [folder / "report.md"]
 
+    module.check_libraries = lambda: None
     module.write_reports = write_reports
     module.show = lambda run, console: console.print(f"shown: {len(run.groups)} groups")
     module.compare = lambda runs: f"| compared: {', '.join(Path(name).name for name, _ in runs)} |"
@@ -42,16 +44,33 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
-def test_run_report_and_compare(report: ModuleType, options: list[object], tmp_path: Path) -> None:
-    several = ("--batch-size", 1, "--batch-size", 2, "--budget", "auto")
-    first = call(*options, *several)
+def test_run_report_and_compare(options: list[object], tmp_path: Path) -> None:
+    """With the real reports."""
+    first = call(*options, "--batch-size", 1, "--batch-size", 2)
     assert first.exit_code == 0, first.output
-    assert "shown: 10 groups" in first.stdout  # two batch sizes of plain, and of two methods with two budgets
-    assert "report.md" in first.stderr
-    again = call("report", tmp_path / "run")
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {RESULTS, "report.md", "report.html"}
+    assert "report.html" in first.stderr
+    markdown = (folder / "report.md").read_text()
+    for method in ("plain", "ngram", "jetspec"):
+        assert method in first.stdout
+        assert markdown.count(f"| {method} |") >= 2, "a row for each batch size"
+    again = call("report", folder)
     assert (again.exit_code, again.stdout) == (0, first.stdout)
-    both = call("compare", tmp_path / "run", tmp_path / "run")
-    assert (both.exit_code, both.stdout) == (0, "| compared: run, run |\n")
+    both = call("compare", folder, folder)
+    assert both.exit_code == 0
+    assert "jetspec" in both.stdout
+
+
+def test_a_missing_library_is_named_before_anything_runs(
+    options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("jetspec.bench.report.find_spec", lambda name: None if name == "matplotlib" else find(name))
+    result = call(*options)
+    assert result.exit_code == 1
+    assert "need matplotlib: pip install 'jetspec[bench]'" in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_json_is_the_figures_alone(report: ModuleType, options: list[object], tmp_path: Path) -> None:

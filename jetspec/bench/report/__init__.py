@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from jetspec.bench.records import read_run
 from jetspec.bench.report.compare import compare
 from jetspec.bench.report.terminal import show
 from jetspec.bench.results import RESULTS
+from jetspec.errors import JetSpecError
 
-__all__ = ["compare", "show", "write_reports"]
+__all__ = ["check_libraries", "compare", "show", "write_reports"]
+
+
+def check_libraries() -> None:
+    """Raise JetSpecError where what pages and plots are made with is missing; better before a run than after it."""
+    missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise JetSpecError(f"reports need {' and '.join(missing)}: pip install 'jetspec[bench]'")
 
 
 def write_reports(folder: Path) -> list[Path]:
