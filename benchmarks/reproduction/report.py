@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Template
 
 from benchmarks.reproduction.jobs import result_path
-from benchmarks.reproduction.plan import BUDGETS, DEPTHS, KINDS, SEEDS, WEIGHTINGS, Plan
+from benchmarks.reproduction.plan import BUDGETS, DEPTHS, KINDS, SEEDS, WEIGHTINGS, Plan, seeds_of
 from jetspec.bench.report.plots import against_budget
 
 #: What the kinds are called, and how their drafts are verified.
@@ -68,7 +68,7 @@ class Results:
     def acceptance(self, what: str, budget: int, answers: str = "greedy") -> Spread:
         """Acceptance length of a kind's trees, or of its chains ("causal chain")."""
         kind, _, shape = what.rpartition(" ") if what.endswith(" chain") else (what, "", "tree")
-        seeds = SEEDS if answers == "greedy" and kind in KINDS else SEEDS[:1]
+        seeds = seeds_of(kind) if answers == "greedy" else SEEDS[:1]
         return Spread(tuple(self.of[f"{kind}-{seed}"][answers][shape][str(budget)] for seed in seeds))
 
     def head(self, kind: str) -> dict[str, Any]:
