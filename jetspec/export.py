@@ -25,12 +25,15 @@ def export_directory(
 ) -> list[Path]:
     """Write the head, and the model card that lies in ``source``, where one does.
 
-    ``dtype=None`` keeps the head's own. Returns the files.
+    ``dtype=None`` keeps the head's own. Returns the files. JetSpecError where the directory cannot be written to.
     """
     folder = Path(directory)
-    save_head(head, folder, dtype=dtype)
-    if source is not None and (card := Path(source) / CARD).is_file():
-        (folder / CARD).write_bytes(card.read_bytes())
+    try:
+        save_head(head, folder, dtype=dtype)
+        if source is not None and (card := Path(source) / CARD).is_file():
+            (folder / CARD).write_bytes(card.read_bytes())
+    except OSError as error:
+        raise JetSpecError(f"output: cannot write to {folder}: {error}; name another directory") from error
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 

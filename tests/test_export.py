@@ -51,6 +51,13 @@ def test_vllm_is_offered_no_autoregressive_head(target: Target) -> None:
         check_for_vllm(head)
 
 
+def test_an_output_that_is_no_directory_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    result = call("--head", folder, "--to", "directory", "--output", tmp_path / "file")
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert "output: cannot write to" in result.stderr
+
+
 def logits(target: Target, folder: Path) -> torch.Tensor:
     head = load_head(folder, dtype=torch.float32)
     taps = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))

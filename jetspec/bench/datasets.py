@@ -93,17 +93,26 @@ def load_questions(name: str, *, data: Path | None = None, num_prompts: int | No
         num_prompts: how many; all where there are fewer.
 
     Raises:
-        JetSpecError: the source cannot be read, or a row lacks a field.
+        JetSpecError: there is no such source, it cannot be read, a row lacks a field, or two have the same id.
     """
     if name not in DATASETS:
+        if not name.startswith("hub:") and not Path(name).exists():
+            raise JetSpecError(
+                f"--dataset {name}: no such data set or file; give one of {', '.join(DATASETS)}, a file of prompts, or "
+                "hub:owner/name"
+            )
         prompts = list(enumerate(read_prompts(name)))
         return [Question(str(number), number, (prompt,)) for number, prompt in spread(prompts, num_prompts)]
     dataset = DATASETS[name]
     source = dataset.hub if data is None else data / dataset.file
-    bad, questions = BadRows(), []
+    bad, questions, ids = BadRows(), [], set[str]()
     for number, (where, entry) in spread(list(enumerate(read_entries(source))), num_prompts):
         with bad.at(where):
-            questions.append(_question(dataset, number, as_record(entry)))
+            question = _question(dataset, number, as_record(entry))
+            if question.id in ids:
+                raise JetSpecError(f"id {question.id!r} is that of an earlier row, too")
+            ids.add(question.id)
+            questions.append(question)
     bad.settle(fix=f"give the data set {name}")
     return questions
 
@@ -126,5 +135,8 @@ def _question(dataset: Dataset, number: int, record: dict[str, Any]) -> Question
     turns = [turns] if isinstance(turns, str) else list(turns)
     if not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise JetSpecError(f"{dataset.fields['turns'][0]}: must be texts that are not empty")
+    for name, fact in facts.items():
+        if name != "id" and not isinstance(fact, str):
+            raise JetSpecError(f"{' or '.join(dataset.fields[name])}: must be text, not {fact!r}")
     turns[0] = dataset.before + turns[0] + dataset.after
     return Question(str(facts.pop("id", number)), number, tuple(turns), facts)

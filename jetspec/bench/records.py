@@ -115,11 +115,12 @@ def read_run(path: str | Path) -> Run:
         JetSpecError: the file cannot be read, a line is none of ours, or there is no header.
     """
     try:
-        # Other characters that end lines stand in records as they are.
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        # Other characters that end lines stand in records as they are. The last line may end inside a character.
+        whole, _, _ = Path(path).read_bytes().rpartition(b"\n")
+        lines = whole.decode("utf-8").split("\n") if whole else []
     except (OSError, UnicodeDecodeError) as error:
         raise JetSpecError(f"cannot read benchmark results from {path}: {error}") from error
-    records = _parse(path, lines[:-1])
+    records = _parse(path, lines)
     headers = [r for r in records if isinstance(r, Header)]
     if not headers:
         raise JetSpecError(f"{path}: not a benchmark's results: there is no header")

@@ -22,7 +22,7 @@ class Results:
     What an earlier call of the same run measured stays; its failures are dropped, to be tried again.
 
     Raises:
-        JetSpecError: the folder holds the results of another run, or of something else.
+        JetSpecError: the folder holds the results of another run, or of something else, or cannot be written to.
     """
 
     def __init__(self, folder: Path, header: Header) -> None:
@@ -35,9 +35,12 @@ class Results:
             groups = run.groups
             self.header = replace(header, peak_resident_bytes=run.header.peak_resident_bytes)
         self.known: set[tuple[Cell, int]] = {(group.cell, group.index) for group in groups}
-        folder.mkdir(parents=True, exist_ok=True)
-        rewrite(self.path, [self.header, *groups])
-        self._file = self.path.open("a", encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            rewrite(self.path, [self.header, *groups])
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise JetSpecError(f"--output {folder}: cannot be written to: {error}; name another folder") from error
 
     def __enter__(self) -> Results:
         return self

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from jetspec.errors import JetSpecError
@@ -49,7 +50,7 @@ def passes(program: str, *, seconds: float = SECONDS, memory_bytes: int = MEMORY
     input, output and environment. Its whole process group is killed at the end.
     """
     limits = {"memory": memory_bytes, "cpu": int(seconds) + 1, "file": FILE_BYTES, "passed": PASSED}
-    with tempfile.TemporaryDirectory(prefix="jetspec-bench-") as folder:
+    with _temporary_folder() as folder:
         Path(folder, "program.py").write_text(program, encoding="utf-8", errors="replace")
         process = subprocess.Popen(
             [sys.executable, "-I", "-c", LAUNCHER.format(**limits)],
@@ -66,6 +67,17 @@ def passes(program: str, *, seconds: float = SECONDS, memory_bytes: int = MEMORY
             return False
         finally:
             _kill_group(process)
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """A folder for the time of a program, which may have left there what cannot be removed, or moved it away."""
+    folder = tempfile.mkdtemp(prefix="jetspec-bench-")
+    try:
+        yield folder
+    finally:
+        # Unlike `shutil.rmtree`, it removes folders nested thousands deep, and a link put in the folder's place.
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -64,13 +64,15 @@ def head_for_target(
 
 @torch.no_grad()
 def copy_weights(head: DraftHead, trained: DraftHead) -> None:
-    """Start `head` as `trained`. Block size and transition may differ; a transition that only `head` has stays fresh.
+    """Start `head` as `trained`. Block size may differ, and one may have a transition where the other has none: that of
+    `head` stays fresh then, that of `trained` is left out.
 
     Raises JetSpecError where the two differ in anything else that changes what a weight means.
     """
     for field in fields(HeadConfig):
         ours, theirs = getattr(head.config, field.name), getattr(trained.config, field.name)
-        if ours != theirs and field.name not in ("block_size", "transition_size"):
+        free = field.name == "block_size" or (field.name == "transition_size" and 0 in (ours, theirs))
+        if ours != theirs and not free:
             raise JetSpecError(f"init: the trained head's {field.name} is {theirs!r}, the new one's {ours!r}")
     weights = trained.state_dict()
     if head.config.transition_size != trained.config.transition_size:

@@ -22,8 +22,11 @@ def model_card(
     tokens: int,
 ) -> str:
     """Markdown: what the head is for, its data, its recipe, what was measured."""
+    prompts = None if config.prompts is None else str(config.prompts)
+    if prompts is not None and not prompts.startswith("hub:"):
+        prompts = Path(prompts).name
     source = " and ".join(
-        ([f"`{Path(config.prompts).name}`"] if config.prompts is not None else [])
+        ([f"`{prompts}`"] if prompts is not None else [])
         + ([f"{config.self_prompts} user turns that the target wrote"] if config.self_prompts else [])
     )
     sampling = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
@@ -31,11 +34,17 @@ def model_card(
     vocabulary = "over the whole vocabulary"
     if config.negatives is not None:
         vocabulary = f"over the tokens of the training text and {config.negatives} random others a step"
-    start = "the target's last layers" if config.init == "target" else "random"
+    starts = {"target": "the target's last layers", "random": "random"}
+    start = starts.get(config.init, f"those of the head `{config.init}`")
+    weighting = "the head's own probability of getting there"
+    if config.weighting == "decay":
+        weighting = f"exp(-(d - 1) / {config.depth_gamma:g})"
     taps = ", ".join(map(str, head.target_layer_ids))
     if head.method == "parallel":
         kind = f"{'causal' if head.causal else 'bidirectional'} blocks of\n{head.block_size} tokens (anchor included)"
         taps += f" (0-based), mask token id {head.mask_token_id}"
+        if head.transition_size:
+            taps += f". A transition of {head.transition_size} numbers conditions a draft on its path"
     else:
         kind = f"autoregressive,\n{head.block_size - 1} tokens ahead"
         taps += " (0-based)"
@@ -67,14 +76,14 @@ llm = LLM("{config.target}", draft="path/to/this/directory")
 ## Recipe
 
 Forward KL from the target's next-token distribution to the head's, {vocabulary}, depth d weighing
-exp(-(d - 1) / {config.depth_gamma:g}). AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
+{weighting}. AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
 {config.warmup:.0%} warm-up and a cosine to {config.min_learning_rate:.0%}, weight decay {config.weight_decay:g},
 gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} blocks a step, at most
 {config.blocks_per_sequence} of a sequence. {progress.step} of {num_steps} steps in
 {progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial weights: {start}. Last loss
 {progress.last_loss:.3f}.{precision}
 
-    {dataclasses.replace(config, prompts=source, output="DIR").command()}
+    {dataclasses.replace(config, prompts=prompts, output="DIR").command()}
 
 ## Measured
 

@@ -241,7 +241,8 @@ class TrainConfig:
             if isinstance(value, bool):
                 words.append(flags.split("/")[0 if value else 1])
             else:
-                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                joined = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                text = json.dumps(value) if isinstance(value, dict) else joined
                 words += [flags, shlex.quote(text)]
         return " ".join(words)
 

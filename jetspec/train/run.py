@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, load_head, save_head
 from jetspec.head.initialize import copy_weights
 from jetspec.target import Target, default_tap_layers, load_target
@@ -71,6 +72,10 @@ def train(
     processes = Processes.start(config.device if target is None else target.device.type)
     check_tracker(config.log_with)
     load_checkpoint(config)  # a run of another configuration is refused before the work starts
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JetSpecError(f"output: cannot make the directory {config.folder}: {error}; name another one") from error
     shown = console if console is not None and processes.is_main else Console(quiet=True)
     if target is None:
         with shown.status(f"loading {config.target}"):

@@ -43,6 +43,12 @@ def test_a_last_line_without_its_end_is_left_out(tmp_path: Path, end: str) -> No
     assert (len(run.groups), len(run.failures)) == (1, 1)
 
 
+def test_a_last_line_may_end_inside_a_character(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", *map(to_line, RECORDS))
+    path.write_bytes(path.read_bytes() + '{"kind": "failure", "error": "ö'.encode()[:-1])
+    assert read_run(path).groups == [GROUP]
+
+
 @pytest.mark.parametrize("line", ["{\n", "[]\n", '{"kind": "tea"}\n', '{"kind": "failure", "cell": {}}\n', "1\n"])
 def test_other_lines_are_refused_by_number(tmp_path: Path, line: str) -> None:
     with pytest.raises(JetSpecError, match="line 2"):

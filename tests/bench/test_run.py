@@ -151,6 +151,13 @@ def test_a_foreign_file_is_left_alone(fake: Fake, config: Make, tmp_path: Path) 
     assert (tmp_path / "run" / RESULTS).read_text() == "mine\n"
 
 
+def test_an_output_that_is_no_folder_is_refused(fake: Fake, config: Make, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine\n")
+    with pytest.raises(JetSpecError, match=r"--output .*run: cannot be written to"):
+        run(config())
+    assert (tmp_path / "run").read_text() == "mine\n"
+
+
 class Fake:
     """Stands for `Models`: every method answers at once, and its turns are noted. `broken` raise at their n-th turn."""
 

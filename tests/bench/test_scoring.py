@@ -147,6 +147,20 @@ def test_programs_that_do_not_get_to_their_end(program: str) -> None:
     assert not passes(program, seconds=1.5)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')",
+        "import os\nhere = os.getcwd()\nos.rename(here, here + '-moved')\nos.symlink(os.sep, here)",
+    ],
+)
+def test_what_a_program_leaves_behind_is_no_error(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    assert passes(program)
+
+
 def test_a_program_sees_nothing_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
     before = set(os.listdir())

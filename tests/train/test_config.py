@@ -66,7 +66,7 @@ def test_the_resolved_configuration_and_the_command_reproduce_it(tmp_path: Path,
         fsdp=True,
         eval_budgets=(4, 8),
         gamma=2.5,
-        chat=False,
+        chat_template_kwargs={"enable_thinking": False},
     )
     file = tmp_path / "train_config.json"
     file.write_text(json.dumps(config.to_dict()))

@@ -85,6 +85,19 @@ def test_a_trained_head_can_be_trained_on(target: Target, make_config: MakeConfi
         torch.testing.assert_close(head.state_dict()[name], tensor, rtol=0, atol=1e-6)
     with pytest.raises(JetSpecError, match=r"init: the trained head's num_hidden_layers is 2, the new one's 1"):
         train(make_config("other", num_layers=1, **longer), target=target)
+    third = {"init": str(again.folder), "block_size": 6, "eval_prompts": 0, "transition_size": 4}
+    with pytest.raises(JetSpecError, match=r"init: the trained head's transition_size is 8, the new one's 4"):
+        train(make_config("third", **third), target=target)
+    card = (again.folder / "README.md").read_text()
+    assert f"Initial weights: those of the head `{first.folder}`" in card
+    assert "A transition of 8 numbers" in card
+    assert f"--prompts {Path(again.prompts).name} " in card
+
+
+def test_an_output_that_is_no_directory_is_refused(target: Target, make_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(JetSpecError, match="output: cannot make the directory"):
+        train(make_config(output=str(tmp_path / "file")), target=target)
 
 
 @pytest.mark.parametrize("method", ["parallel", "autoregressive"])
