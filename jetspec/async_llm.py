@@ -17,7 +17,7 @@ from uuid import uuid4
 from jetspec.engine import Drafter
 from jetspec.errors import EngineError, JetSpecError
 from jetspec.head import DraftHead
-from jetspec.llm import LLM, Message, Prompt, checked_prompt
+from jetspec.llm import LLM, Message, Prompt, Switches, checked_prompt
 from jetspec.requests import Request, RequestOutput, StreamOutput, raise_failures
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target
@@ -155,10 +155,16 @@ class AsyncLLM:
         return await self._submit(partial(self.llm.prepare, [checked_prompt(prompt, "prompt")], params), request_id)
 
     async def submit_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        chat_template_kwargs: Switches | None = None,
     ) -> RequestHandle:
-        """`submit` for a conversation, through the target's chat template."""
-        return await self._submit(partial(self.llm.prepare_chat, [messages], params), request_id)
+        """`submit` for a conversation, through the target's chat template and with its switches."""
+        prepare = partial(self.llm.prepare_chat, [messages], params, chat_template_kwargs)
+        return await self._submit(prepare, request_id)
 
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
@@ -167,10 +173,16 @@ class AsyncLLM:
         return self._stream(partial(self.submit, prompt, params, request_id=request_id))
 
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        chat_template_kwargs: Switches | None = None,
     ) -> AsyncIterator[StreamOutput]:
-        """`generate` for a conversation, through the target's chat template."""
-        return self._stream(partial(self.submit_chat, messages, params, request_id=request_id))
+        """`generate` for a conversation, through the target's chat template and with its switches."""
+        submit = partial(self.submit_chat, request_id=request_id, chat_template_kwargs=chat_template_kwargs)
+        return self._stream(partial(submit, messages, params))
 
     async def _stream(self, submit: Callable[[], Awaitable[RequestHandle]]) -> AsyncIterator[StreamOutput]:
         handle = await submit()

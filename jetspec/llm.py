@@ -24,6 +24,8 @@ from jetspec.target import Target, encode_text, load_target, resolve_dtype
 Prompt = str | list[int]
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
+#: Of a chat template, by name.
+Switches = Mapping[str, Any]
 #: Called with the prompt's index, its new token ids and the text they complete.
 OnToken = Callable[[int, list[int], str], None]
 
@@ -118,13 +120,16 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_token: OnToken | None = None,
+        chat_template_kwargs: Switches | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or a list of them, through the target's chat template.
+
+        `chat_template_kwargs` are switches of the template, as in {"enable_thinking": False}.
 
         Raises:
             JetSpecError: the target has no chat template, or as in `generate`.
         """
-        return self._finish(self.prepare_chat(messages, params), on_token)
+        return self._finish(self.prepare_chat(messages, params, chat_template_kwargs), on_token)
 
     def stream(
         self,
@@ -146,9 +151,11 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Switches | None = None,
     ) -> Iterator[StreamOutput]:
         """`stream` for conversations, as `chat` takes them."""
-        return self._run(self.prepare_chat(messages, params))
+        return self._run(self.prepare_chat(messages, params, chat_template_kwargs))
 
     def prepare(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -163,9 +170,10 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        chat_template_kwargs: Switches | None = None,
     ) -> list[Request]:
         """The requests that `chat` would run, encoded and checked. JetSpecError if one is refused."""
-        texts = [self.render_chat(c) for c in _conversations(messages)]
+        texts = [self.render_chat(c, chat_template_kwargs) for c in _conversations(messages)]
         ids = [self.encode(t, add_special_tokens=False) for t in texts]
         return self._requests(ids, texts, params)
 
@@ -173,22 +181,29 @@ class LLM:
         """Token ids of a text."""
         return encode_text(self._tokenizer(), text, add_special_tokens=add_special_tokens)
 
-    def encode_prompts(self, prompts: Sequence[PromptInput], chat: bool | None = None) -> list[list[int]]:
+    def encode_prompts(
+        self,
+        prompts: Sequence[PromptInput],
+        chat: bool | None = None,
+        chat_template_kwargs: Switches | None = None,
+    ) -> list[list[int]]:
         """Token ids of each prompt, whatever its form. Texts go through the chat template where asked for or, with
         `chat=None`, where there is one; conversations always do.
         """
         if chat is None:
             chat = getattr(self.target.tokenizer, "chat_template", None) is not None
-        return [self._encode_prompt(prompt, chat) for prompt in prompts]
+        return [self._encode_prompt(prompt, chat, chat_template_kwargs) for prompt in prompts]
 
-    def _encode_prompt(self, prompt: Any, chat: bool) -> list[int]:
+    def _encode_prompt(self, prompt: Any, chat: bool, switches: Switches | None) -> list[int]:
         if isinstance(prompt, str):
             if not chat:
                 return self.encode(prompt)
             prompt = [{"role": "user", "content": prompt}]
-        return self.encode(self.render_chat(prompt), add_special_tokens=False) if is_conversation(prompt) else prompt
+        if not is_conversation(prompt):
+            return prompt
+        return self.encode(self.render_chat(prompt, switches), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
+    def render_chat(self, messages: Sequence[Message], chat_template_kwargs: Switches | None = None) -> str:
         """The prompt that the chat template makes of a conversation, ready for the assistant's turn."""
         if not messages:
             raise JetSpecError("messages is an empty conversation: give at least one message")
@@ -201,7 +216,9 @@ class LLM:
         if tokenizer.chat_template is None:
             raise JetSpecError(f"target {self.target.name!r} has no chat template: use generate with a plain prompt")
         try:
-            return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            return tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
+            )
         except (TemplateError, TypeError, KeyError) as error:
             raise JetSpecError(f"messages: the target's chat template refuses them: {error}") from error
 

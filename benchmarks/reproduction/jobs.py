@@ -51,7 +51,8 @@ def train_head(plan: Plan, folder: Path, name: str) -> None:
     """Train the head of job `name` and measure it; writes `results/NAME.json` last."""
     target, config = _target(plan), plan.config(folder, name)
     data = CapturedSequences(folder / "answers" / "train")
-    trainer = Trainer(target, initial_head(target, data, config), data, [], config, Processes())
+    head = initial_head(target, config, frozenset(data.distinct_tokens().tolist()))
+    trainer = Trainer(target, head, data, [], config, Processes())
     trainer.run()
     head, step = trainer.choose_weights()
     save_head(head, config.folder, dtype=torch.float32)

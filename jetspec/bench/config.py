@@ -43,6 +43,7 @@ class BenchConfig:
         batch_sizes: questions answered together.
         device: "auto", or a torch device.
         dtype: "auto", "float32", "bfloat16" or "float16".
+        chat_template_kwargs: switches of the target's chat template.
         run_code: execute answers to humaneval, to score them.
 
     Raises:
@@ -65,6 +66,7 @@ class BenchConfig:
     batch_sizes: tuple[int, ...] = (1,)
     device: str = "auto"
     dtype: str = "auto"
+    chat_template_kwargs: dict[str, Any] | None = None
     run_code: bool = False
 
     def __post_init__(self) -> None:
@@ -81,7 +83,18 @@ class BenchConfig:
         _each("--batch-size", self.batch_sizes, is_positive_integer, "must be at least 1")
         for method, option in NEEDED.items():
             if method in self.methods and getattr(self, option) is None:
-                raise JetSpecError(f"--{option.replace('_', '-')}: method {method} needs it; give it, or leave it out")
+                raise JetSpecError(
+                    f"--{option.replace('_', '-')}: method {method} needs it; give the option, or leave the method out"
+                )
+        for option in ("draft", *NEEDED.values()):
+            users = [method for method, needed in {"jetspec": "draft", **NEEDED}.items() if needed == option]
+            if getattr(self, option) is not None and not set(users) & set(self.methods):
+                raise JetSpecError(
+                    f"--{option.replace('_', '-')}: is for method {' or '.join(users)}; name it with --method, or "
+                    "leave the option out"
+                )
+        if self.run_code and "humaneval" not in self.datasets:
+            raise JetSpecError("--run-code: scores humaneval alone; name it with --dataset, or leave the option out")
         if BASELINE not in self.methods:
             object.__setattr__(self, "methods", (BASELINE, *self.methods))
 

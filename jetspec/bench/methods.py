@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from jetspec.bench.records import Cell, MethodName
+from jetspec.digest import weights_digest
 from jetspec.engine import Engine, Observer, Round, Step, load_drafter
 from jetspec.engine.budget import MOST_ROWS
 from jetspec.engine.pool import BLOCK_SIZE, blocks_for
@@ -123,12 +124,20 @@ class Models:
             return
         head = self.drafts.get(draft.option) or load_head(name, device=device, dtype=dtype)
         assert isinstance(head, DraftHead)
+        flag = "--" + draft.option.replace("_", "-")
         if not draft.fits(head):
             found = next(kind for kind, fits in (AUTOREGRESSIVE, BIDIRECTIONAL, CAUSAL) if fits(head))
-            flag = "--" + draft.option.replace("_", "-")
             raise JetSpecError(f"{flag} {name}: method {method} needs {draft.kind}, this is {found}")
-        head.config.validate_for(self.target)
+        try:
+            head.config.validate_for(self.target)
+        except JetSpecError as error:
+            raise JetSpecError(f"{flag} {name}: {error}") from error
         self.drafts[draft.option] = head
+
+    def digests(self) -> dict[str, str]:
+        """Of the target's and the drafts' weights, which may change behind a name."""
+        drafts = {name: draft.model if isinstance(draft, Target) else draft for name, draft in self.drafts.items()}
+        return {name: weights_digest(module) for name, module in {"target": self.target.model, **drafts}.items()}
 
     def method(self, cell: Cell, lengths: Sequence[int]) -> Method:
         """The method of a cell, with K/V storage for prompts that grow to these `lengths` with their answers."""

@@ -22,7 +22,7 @@ class Figures:
     cell: Cell
     groups: int
     tokens: int
-    tokens_per_s: float
+    tokens_per_s: float | None
     prefill_s: float
     #: Tokens a second over the baseline's on the same groups, and its bootstrap interval.
     speedup: float | None
@@ -60,6 +60,8 @@ def _baseline(cell: Cell, by_cell: dict[Cell, list[Group]]) -> dict[int, Group]:
 def _figures(cell: Cell, groups: list[Group], baseline: dict[int, Group]) -> Figures:
     tokens, seconds = sum(g.tokens for g in groups), sum(g.decode_s for g in groups)
     pairs = [(g, baseline[g.index]) for g in groups if g.index in baseline]
+    # Answers of a single token, which comes with the prompt, have no rate.
+    decoded = bool(sum(g.tokens for g, _ in pairs) and sum(b.tokens for _, b in pairs))
     rounds: Counter[int] = Counter()
     for group in groups:
         rounds.update({int(committed): count for committed, count in group.rounds.items()})
@@ -74,10 +76,10 @@ def _figures(cell: Cell, groups: list[Group], baseline: dict[int, Group]) -> Fig
         cell=cell,
         groups=len(groups),
         tokens=tokens,
-        tokens_per_s=tokens / seconds if seconds else 0.0,
+        tokens_per_s=tokens / seconds if tokens and seconds else None,
         prefill_s=sum(g.prefill_s for g in groups),
-        speedup=speedup(pairs) if pairs else None,
-        speedup_interval=speedup_interval(pairs) if len(pairs) > 1 and cell.method != BASELINE else None,
+        speedup=speedup(pairs) if decoded else None,
+        speedup_interval=speedup_interval(pairs) if decoded and len(pairs) > 1 and cell.method != BASELINE else None,
         acceptance_length=sum(n * count for n, count in rounds.items()) / forwards if forwards else None,
         depths=[
             sum(count for n, count in rounds.items() if n > d) / forwards for d in range(1, max(rounds, default=1))

@@ -57,6 +57,14 @@ class Results:
         self._file.flush()
 
 
+def check_config(folder: Path, config: dict[str, Any]) -> None:
+    """JetSpecError where a folder holds the results of another configuration: before anything is loaded."""
+    path = folder / RESULTS
+    if path.exists():
+        header = read_run(path).header
+        check_same(header, replace(header, config={**header.config, **config}), folder)
+
+
 def check_same(before: Header, now: Header, folder: Path) -> None:
     """JetSpecError, naming what differs, unless two headers are of the same run."""
     for part in ("config", "machine"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from jetspec.bench.config import BenchConfig
 from jetspec.bench.datasets import Question, load_questions
 from jetspec.bench.methods import Decoded, Method, Models
 from jetspec.bench.records import Answer, Cell, Failure, Group, Header, Run, read_run
-from jetspec.bench.results import Results
+from jetspec.bench.results import Results, check_config
 from jetspec.bench.sandbox import check_platform
 from jetspec.bench.scoring import score
 from jetspec.errors import JetSpecError
@@ -43,17 +44,20 @@ def run(config: BenchConfig, *, progress: Progress = lambda cell, done, total: N
     """
     if config.run_code:
         check_platform()
+    check_config(config.output, config.decisive())
     questions = {
         name: load_questions(name, data=config.data, num_prompts=config.num_prompts) for name in config.datasets
     }
     models = Models(config.target, drafts_of(config), config.methods, device=config.device, dtype=config.dtype)
     # Only its tokenizer and chat template are used.
     door = LLM(models.target, num_blocks=1)
-    lengths = {name: check_lengths(door, name, found, config.max_tokens) for name, found in questions.items()}
+    lengths = {name: check_lengths(door, name, found, config) for name, found in questions.items()}
     blocks = config.blocks()
     total = sum(len(cells) * len(grouped(questions[cells[0].dataset], cells[0].batch_size)) for cells in blocks)
     done = 0
-    with Results(config.output, Header(config.decisive(), machine(models.target))) as results:
+    with Results(
+        config.output, Header({**config.decisive(), "weights": models.digests()}, machine(models.target))
+    ) as results:
         for cells in blocks:
             name = cells[0].dataset
             for cell in run_block(cells, questions[name], lengths[name], models, door, results, config):
@@ -91,10 +95,11 @@ def run_block(
 
     def start(cell: Cell) -> None:
         live[cell] = models.method(cell, lengths)
-        answer_group(live[cell], cell, 0, groups[0], door, min(config.max_tokens, WARM_UP_TOKENS))
+        warm_up = replace(config, max_tokens=min(config.max_tokens, WARM_UP_TOKENS), run_code=False)
+        answer_group(live[cell], cell, 0, groups[0], door, warm_up)
 
     def measure(cell: Cell, index: int) -> Group:
-        return answer_group(live[cell], cell, index, groups[index], door, config.max_tokens, run_code=config.run_code)
+        return answer_group(live[cell], cell, index, groups[index], door, config)
 
     for cell in cells:
         if any((cell, index) not in results.known for index in range(len(groups))):
@@ -114,9 +119,7 @@ def answer_group(
     index: int,
     questions: Sequence[Question],
     door: LLM,
-    max_tokens: int,
-    *,
-    run_code: bool = False,
+    config: BenchConfig,
 ) -> Group:
     """Let a method answer questions together, all turns of them, and score the answers."""
     device = door.target.device
@@ -127,12 +130,15 @@ def answer_group(
     given: dict[str, list[str]] = {question.id: [] for question in questions}
     for turn in range(max(len(question.turns) for question in questions)):
         asked = [question for question in questions if len(question.turns) > turn]
-        prompts = door.encode_prompts([question.prompt(given[question.id]) for question in asked])
-        new = method.answer(prompts, [question.number for question in asked], cell.temperature, max_tokens)
+        prompts = door.encode_prompts(
+            [question.prompt(given[question.id]) for question in asked],
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+        new = method.answer(prompts, [question.number for question in asked], cell.temperature, config.max_tokens)
         decoded.add(new)
         for question, ids, text, reason in zip(asked, new.token_ids, new.texts, new.finish_reasons, strict=True):
             given[question.id].append(text)
-            correct = score(cell.dataset, question.facts, text, run_code=run_code)
+            correct = score(cell.dataset, question.facts, text, run_code=config.run_code)
             answers.append(Answer(question.id, turn, ids, reason, correct))
     return Group(
         cell=cell,
@@ -159,16 +165,17 @@ def rotated(cells: Sequence[Cell], by: int) -> list[Cell]:
     return [*cells[first:], *cells[:first]]
 
 
-def check_lengths(door: LLM, name: str, questions: Sequence[Question], max_tokens: int) -> list[int]:
+def check_lengths(door: LLM, name: str, questions: Sequence[Question], config: BenchConfig) -> list[int]:
     """Tokens that each question's conversation may grow to.
 
     Raises:
         JetSpecError: the target's context does not hold one, or the target has no chat template for several turns.
     """
+    max_tokens, switches = config.max_tokens, config.chat_template_kwargs
     lengths = []
     for question in questions:
         earlier = len(question.turns) - 1
-        [prompt] = door.encode_prompts([question.prompt(["."] * earlier)])
+        [prompt] = door.encode_prompts([question.prompt(["."] * earlier)], chat_template_kwargs=switches)
         # An answer's text may take a few more tokens when it is read back than it had when it was written.
         length = len(prompt) + max_tokens + earlier * (max_tokens + max_tokens // 4)
         if length > door.target.max_context:

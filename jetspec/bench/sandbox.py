@@ -21,7 +21,8 @@ from jetspec.errors import JetSpecError
 SECONDS = 10.0
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
-#: Exit status of a program that ran to its end; no other way to end gives it, such as `sys.exit(0)` before the tests.
+#: Exit status of a program that ran to its end; one that leaves early without intent, as with `sys.exit(0)` before the
+#: tests, does not give it.
 PASSED = 77
 
 #: Sets the limits, which the program cannot raise again, and runs the program behind them.

@@ -16,6 +16,7 @@ from jetspec.cli.common import (
     DraftOption,
     DtypeOption,
     JsonOption,
+    SwitchesOption,
     TargetOption,
     fail,
     messages,
@@ -73,7 +74,7 @@ def measure(
             "-b",
             metavar="auto|ROWS",
             parser=parse_budget,
-            help="Rows of a verify forward at most, for every method that drafts; may be repeated.",
+            help="Rows of a verify forward at most, for every method that drafts (auto); may be repeated.",
         ),
     ] = ["auto"],  # noqa: B006
     temperatures: Annotated[
@@ -82,6 +83,7 @@ def measure(
     batch_sizes: Annotated[
         list[int], typer.Option("--batch-size", min=1, help="Questions answered together; may be repeated.")
     ] = [1],  # noqa: B006
+    chat_template_kwargs: SwitchesOption = None,
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Execute the code that answers to humaneval hold, to score them.")
     ] = False,
@@ -115,6 +117,7 @@ def measure(
         batch_sizes=tuple(batch_sizes),
         device=device,
         dtype=dtype,
+        chat_template_kwargs=chat_template_kwargs,
         run_code=run_code,
     )
     from jetspec.bench.report import check_libraries

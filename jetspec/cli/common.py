@@ -32,6 +32,19 @@ def parse_budget(value: str | int) -> int | Literal["auto"]:
     return int(text)
 
 
+def parse_switches(value: str | dict[str, Any]) -> dict[str, Any]:
+    """The `chat_template_kwargs` an option means. Raises typer.BadParameter."""
+    if isinstance(value, dict):
+        return value
+    try:
+        switches = json.loads(value)
+    except ValueError:
+        switches = None
+    if not isinstance(switches, dict):
+        raise typer.BadParameter(f'{value!r} is not a JSON object, as {{"enable_thinking": false}} is')
+    return switches
+
+
 BudgetOption = Annotated[
     Any,
     typer.Option(
@@ -60,6 +73,16 @@ ChatOption = Annotated[
     bool | None,
     typer.Option(
         "--chat/--raw", help="Use the chat template, or the prompt as it is; by default where the target has one."
+    ),
+]
+SwitchesOption = Annotated[
+    Any,
+    typer.Option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        parser=parse_switches,
+        help='Switches of the chat template: {"enable_thinking": false}.',
+        show_default=False,
     ),
 ]
 PromptsOption = Annotated[

@@ -16,6 +16,7 @@ from jetspec.cli.common import (
     DtypeOption,
     JsonOption,
     PromptsOption,
+    SwitchesOption,
     TargetOption,
     default_head,
     load_model,
@@ -59,6 +60,7 @@ def generate(
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to the longest answer.")] = False,
     chat: ChatOption = None,
+    chat_template_kwargs: SwitchesOption = None,
     stream: Annotated[bool, typer.Option(help="Show a single answer while it is written.")] = True,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -80,7 +82,8 @@ def generate(
     llm = LLM(model, draft, draft_method=draft_method, tree_budget=tree_budget)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
     live = stream and not json and len(texts) == 1
-    outputs = llm.generate(llm.encode_prompts(texts, chat), params, on_token=_write if live else None)
+    prompts_ids = llm.encode_prompts(texts, chat, chat_template_kwargs)
+    outputs = llm.generate(prompts_ids, params, on_token=_write if live else None)
     for text, output in zip(texts, outputs, strict=True):
         if json:
             print_json(record(text, output))

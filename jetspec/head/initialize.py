@@ -64,20 +64,17 @@ def head_for_target(
 
 @torch.no_grad()
 def copy_weights(head: DraftHead, trained: DraftHead) -> None:
-    """Start `head` as `trained`. Block size may differ, and one may have a transition where the other has none: that of
-    `head` stays fresh then, that of `trained` is left out.
+    """Start `head` as `trained`. Block size may differ, and `head` may have a transition, which stays fresh, where
+    `trained` has none.
 
     Raises JetSpecError where the two differ in anything else that changes what a weight means.
     """
     for field in fields(HeadConfig):
         ours, theirs = getattr(head.config, field.name), getattr(trained.config, field.name)
-        free = field.name == "block_size" or (field.name == "transition_size" and 0 in (ours, theirs))
+        free = field.name == "block_size" or (field.name == "transition_size" and not theirs)
         if ours != theirs and not free:
             raise JetSpecError(f"init: the trained head's {field.name} is {theirs!r}, the new one's {ours!r}")
-    weights = trained.state_dict()
-    if head.config.transition_size != trained.config.transition_size:
-        weights = {name: weight for name, weight in weights.items() if not name.startswith("transition.")}
-    head.load_state_dict(weights, strict=False)
+    head.load_state_dict(trained.state_dict(), strict=False)
 
 
 def _taps(target: Target, num_taps: int | None, target_layer_ids: Sequence[int] | None) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from jetspec.digest import weights_digest
 from jetspec.engine import Committed, Engine, Observer
 from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
@@ -217,20 +218,10 @@ def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> 
 def _fingerprint(target: Target, prompts: Sequence[Prompt], settings: CaptureSettings) -> dict[str, str]:
     """What a capture depends on, by name: digests of the target and the prompts, and the settings themselves."""
     return {
-        "target": target_digest(target),
+        "target": weights_digest(target.model),
         "prompts": _digest(repr([(p.token_ids, p.response_ids) for p in prompts]).encode()),
         **{name: repr(value) for name, value in vars(settings).items()},
     }
-
-
-def target_digest(target: Target) -> str:
-    """Of a sample of every weight: a loaded model has no other identity."""
-    state = hashlib.blake2b(digest_size=16)
-    for name, weight in target.model.state_dict().items():
-        flat = weight.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 256)].float().cpu()
-        state.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
-    return state.hexdigest()
 
 
 def _digest(data: bytes) -> str:

@@ -170,6 +170,9 @@ class TrainConfig:
             object.__setattr__(self, field.name, value)
         self._check_data()
         self._check_method()
+        if self.transition_size is None:
+            conditioned = self.method == "parallel" and self.causal
+            object.__setattr__(self, "transition_size", TRANSITION_SIZE if conditioned else 0)
 
     def _check_data(self) -> None:
         if self.prompts is None and not self.self_prompts:
@@ -214,12 +217,6 @@ class TrainConfig:
         if self.weighting == "reach":
             return math.inf
         return self.block_size / 2 if self.gamma is None else self.gamma
-
-    @property
-    def head_transition_size(self) -> int:
-        if self.transition_size is None:
-            return TRANSITION_SIZE if self.method == "parallel" and self.causal else 0
-        return self.transition_size
 
     @property
     def folder(self) -> Path:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+from jetspec.digest import weights_digest
 from jetspec.errors import JetSpecError
 from jetspec.prompts import BadRows, Row, read_rows
 from jetspec.target import Target
 from jetspec.train.answers import AnswerStore, EngineAnswers, OnProgress
-from jetspec.train.capture import target_digest
 from jetspec.train.config import TrainConfig
 from jetspec.train.prompts import Answerer, Conversation, Prompt, answer_rows, split_held_out, turns, unique
 from jetspec.train.render import Renderer
@@ -90,7 +90,7 @@ def _engine(target: Target, config: TrainConfig, file: str, progress: OnProgress
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         seed=config.seed,
-        target_name=target_digest(target),
+        target_name=weights_digest(target.model),
         max_running=config.max_running,
         progress=progress,
     )

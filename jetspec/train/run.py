@@ -80,10 +80,11 @@ def train(
     if target is None:
         with shown.status(f"loading {config.target}"):
             target = load_target(config.target, device=str(processes.device), dtype=config.target_dtype)
+    initial_head(target, config)  # what does not fit is refused before the work starts
     with Display(shown, config.log_every) as display:
         training, held_out = _prompts(target, config, processes, display)
         data = _capture(target, training, config, processes, display)
-        head = initial_head(target, data, config)
+        head = initial_head(target, config, frozenset(data.distinct_tokens().tolist()))
         trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config, processes)
         if processes.is_main:
             write_atomically(config.folder / FILE, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
@@ -159,8 +160,11 @@ def _capture(
     return CapturedSequences(folder)
 
 
-def initial_head(target: Target, data: CapturedSequences, config: TrainConfig) -> DraftHead:
-    """The head that a run of ``config`` starts with. JetSpecError where it does not fit the target or ``init``."""
+def initial_head(target: Target, config: TrainConfig, used: frozenset[int] = frozenset()) -> DraftHead:
+    """The head that a run of ``config`` starts with; its mask token is none of ``used``, the ids of the training text.
+
+    JetSpecError where it does not fit the target, or is not the head that ``init`` names but for what it may add.
+    """
     trained = None if config.init in ("target", "random") else load_head(config.init, dtype=torch.float32)
     head = DraftHead.from_target(
         target,
@@ -168,9 +172,9 @@ def initial_head(target: Target, data: CapturedSequences, config: TrainConfig) -
         num_layers=config.num_layers,
         block_size=config.block_size,
         target_layer_ids=_tap_layers(target, config),
-        mask_token_id=_mask_token(target, data, config, trained),
+        mask_token_id=_mask_token(target, used, config, trained),
         causal=config.causal,
-        transition_size=config.head_transition_size,
+        transition_size=config.transition_size or 0,
         init="target" if config.init == "target" else "random",
         seed=config.seed,
     )
@@ -179,13 +183,12 @@ def initial_head(target: Target, data: CapturedSequences, config: TrainConfig) -
     return head
 
 
-def _mask_token(target: Target, data: CapturedSequences, config: TrainConfig, trained: DraftHead | None) -> int | None:
+def _mask_token(target: Target, used: frozenset[int], config: TrainConfig, trained: DraftHead | None) -> int | None:
     if config.method == "autoregressive":
         return None
     if config.mask_token is None and trained is not None and trained.config.mask_token_id is not None:
         return trained.config.mask_token_id
     rows = target.model.get_input_embeddings().weight.shape[0]
-    used = frozenset(data.distinct_tokens().tolist())
     return choose_mask_token(target.tokenizer, rows, used, wanted=config.mask_token)
 
 

@@ -101,7 +101,9 @@ def test_peak_is_the_largest() -> None:
 
 def test_nothing_decoded_has_no_rate() -> None:
     found = of(group(PLAIN, 0, 0, 0.0), group(TREE, 0, 0, 0.0))[TREE]
-    assert (found.tokens_per_s, found.speedup, found.acceptance_length, found.depths) == (0.0, 0.0, None, [])
+    assert (found.tokens_per_s, found.speedup, found.acceptance_length, found.depths) == (None, None, None, [])
+    found = of(group(PLAIN, 0, 0, 0.0), group(PLAIN, 1, 0, 0.0), group(TREE, 0, 5, 1.0), group(TREE, 1, 5, 1.0))[TREE]
+    assert (found.tokens_per_s, found.speedup, found.speedup_interval) == (5.0, None, None)
     assert (found.split, found.rows) == ({}, None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,25 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import jetspec.bench.run as run_module
-from jetspec.bench.config import BenchConfig
+from jetspec.bench.config import NEEDED, BenchConfig
 from jetspec.bench.methods import Decoded, Models
 from jetspec.bench.metrics import figures
 from jetspec.bench.records import METHODS, Cell, Group, Run, read_run
 from jetspec.bench.results import RESULTS
 from jetspec.bench.run import run
 from jetspec.errors import JetSpecError
+from jetspec.head import DraftHead, load_head, save_head
+from jetspec.llm import LLM
 from tests.tiny import tiny_target
 
 Make = Callable[..., BenchConfig]
+#: What each method drafts with.
+OPTIONS = {**NEEDED, "jetspec": "draft"}
 
 
 @pytest.fixture
 def config(tmp_path: Path, models: dict[str, str], data: Path) -> Make:
     def make(**settings: Any) -> BenchConfig:
         base = {"output": tmp_path / "run", "data": data, "num_prompts": 3, "max_tokens": 8, "budgets": (6,)}
-        return BenchConfig(**{**base, **models, **settings})
+        methods = settings.get("methods", ("jetspec",))
+        options = {"target", *(option for method, option in OPTIONS.items() if method in methods)}
+        named = {name: path for name, path in models.items() if name in options}
+        return BenchConfig(**{**base, **named, **settings})
 
     return make
 
@@ -124,14 +133,14 @@ def test_a_run_that_was_interrupted_goes_on(config: Make, tmp_path: Path) -> Non
     assert path.read_text().splitlines()[1:9] == before.splitlines()[1:9]
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "budgets", "data", "run_code"])
+@pytest.mark.parametrize("field", ["max_tokens", "budgets", "data", "chat_template_kwargs"])
 def test_another_run_is_refused_by_name(fake: Fake, config: Make, tmp_path: Path, data: Path, field: str) -> None:
     for file in data.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     run(config())
-    other = {"max_tokens": 9, "budgets": (7,), "data": tmp_path, "run_code": True}[field]
+    other = {"max_tokens": 9, "budgets": (7,), "data": tmp_path, "chat_template_kwargs": {"a": 1}}[field]
     before = (tmp_path / "run" / RESULTS).read_text()
-    with pytest.raises(JetSpecError, match=f"with {field}="):
+    with pytest.raises(JetSpecError, match=f"with {field}"):
         run(config(**{field: other}))
     assert (tmp_path / "run" / RESULTS).read_text() == before
 
@@ -141,6 +150,33 @@ def test_another_machine_is_refused(fake: Fake, config: Make, monkeypatch: pytes
     monkeypatch.setattr(run_module, "cpu_name", lambda: "abacus")
     with pytest.raises(JetSpecError, match="cpu="):
         run(config())
+
+
+def test_other_weights_under_the_same_name_are_refused(config: Make, models: dict[str, str], tmp_path: Path) -> None:
+    copied = shutil.copytree(models["draft"], tmp_path / "draft")
+    settings = {"methods": ("plain", "jetspec"), "draft": str(copied), "num_prompts": 1, "max_tokens": 2}
+    run(config(**settings))
+    head = load_head(copied)
+    with torch.no_grad():
+        head.norm.weight[0] += 1
+    save_head(head, copied)
+    with pytest.raises(JetSpecError, match=r"with weights\.draft="):
+        run(config(**settings))
+
+
+def test_another_configuration_is_refused_before_anything_is_loaded(fake: Fake, config: Make) -> None:
+    run(config())
+    with pytest.raises(JetSpecError, match="with target="):
+        run(config(target="/nowhere"))
+
+
+def test_switches_reach_the_chat_template(fake: Fake, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    render = LLM.render_chat
+    monkeypatch.setattr(LLM, "render_chat", lambda self, m, switches=None: seen.append(switches) or render(self, m))
+    run(config(methods=("plain",), datasets=("mt_bench",), chat_template_kwargs={"enable_thinking": False}))
+    assert len(seen) > 6
+    assert seen == [{"enable_thinking": False}] * len(seen)
 
 
 def test_a_foreign_file_is_left_alone(fake: Fake, config: Make, tmp_path: Path) -> None:
@@ -166,6 +202,9 @@ class Fake:
         self.turns: list[tuple[str, list[int], float, int]] = []
         self.broken: dict[str, int] = {}
         self.lengths: list[list[int]] = []
+
+    def digests(self) -> dict[str, str]:
+        return {"target": "0"}
 
     def method(self, cell: Cell, lengths: Sequence[int]) -> Any:
         if self.broken.get(cell.method) == -1:
@@ -293,6 +332,9 @@ def test_the_header_tells_what_and_where(fake: Fake, config: Make) -> None:
         ({"methods": ("eagle",), "eagle": None}, "--eagle: method eagle"),
         ({"methods": ("draft-model",), "draft_model": None}, "--draft-model: method"),
         ({"methods": ("dflash-tree",), "dflash": None}, "--dflash: method dflash-tree"),
+        ({"methods": ("plain",), "draft": "x"}, "--draft: is for method jetspec"),
+        ({"methods": ("plain",), "dflash": "x"}, "--dflash: is for method dflash-chain or dflash-tree"),
+        ({"run_code": True}, "--run-code: scores humaneval alone"),
     ],
 )
 def test_bad_settings_are_refused(config: Make, settings: dict[str, Any], message: str) -> None:
@@ -314,6 +356,13 @@ def test_heads_of_another_kind_are_refused(models: dict[str, str], method: Any, 
     drafts = dict.fromkeys(("draft", "eagle", "dflash"), models[option])
     with pytest.raises(JetSpecError, match=rf"^--\w+ .*: method {method} needs .*, {found}"):
         Models(models["target"], drafts, [method])
+
+
+def test_a_head_of_another_target_is_refused_by_its_option(models: dict[str, str], tmp_path: Path) -> None:
+    other = tiny_target(text=True, hidden_size=32, head_dim=8)
+    save_head(DraftHead.from_target(other, num_layers=1, block_size=5, num_taps=2, mask_token_id=5), tmp_path)
+    with pytest.raises(JetSpecError, match=r"^--draft .*hidden_size"):
+        Models(models["target"], {"draft": str(tmp_path)}, ["jetspec"])
 
 
 def test_answers_that_do_not_fit_are_refused(fake: Fake, config: Make) -> None:

@@ -66,6 +66,7 @@ def test_the_resolved_configuration_and_the_command_reproduce_it(tmp_path: Path,
         fsdp=True,
         eval_budgets=(4, 8),
         gamma=2.5,
+        chat=False,
         chat_template_kwargs={"enable_thinking": False},
     )
     file = tmp_path / "train_config.json"
@@ -124,7 +125,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_causal_parallel_heads_have_a_transition_by_default(options: dict, size: int) -> None:
-    assert TrainConfig(**NEEDED, **options).head_transition_size == size
+    assert TrainConfig(**NEEDED, **options).transition_size == size
 
 
 def test_the_default_reaches_the_head(target: Target, make_config: Callable[..., TrainConfig]) -> None:

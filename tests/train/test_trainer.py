@@ -85,9 +85,11 @@ def test_a_trained_head_can_be_trained_on(target: Target, make_config: MakeConfi
         torch.testing.assert_close(head.state_dict()[name], tensor, rtol=0, atol=1e-6)
     with pytest.raises(JetSpecError, match=r"init: the trained head's num_hidden_layers is 2, the new one's 1"):
         train(make_config("other", num_layers=1, **longer), target=target)
-    third = {"init": str(again.folder), "block_size": 6, "eval_prompts": 0, "transition_size": 4}
-    with pytest.raises(JetSpecError, match=r"init: the trained head's transition_size is 8, the new one's 4"):
-        train(make_config("third", **third), target=target)
+    for size in (0, 4):  # neither is a trained transition dropped nor replaced
+        third = make_config("third", **{**longer, "init": str(again.folder), "transition_size": size})
+        with pytest.raises(JetSpecError, match=rf"init: the trained head's transition_size is 8, the new one's {size}"):
+            train(third, target=target)
+        assert not (third.folder / "capture").exists(), "it is refused before the work starts"
     card = (again.folder / "README.md").read_text()
     assert f"Initial weights: those of the head `{first.folder}`" in card
     assert "A transition of 8 numbers" in card

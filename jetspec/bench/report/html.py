@@ -73,7 +73,7 @@ def _plots(setting: Setting, entries: Sequence[Entry]) -> Iterator[tuple[str, st
 def _speedups(entries: Sequence[Entry]) -> dict[str, dict[plots.Budget, plots.Estimate]]:
     found: dict[str, dict[plots.Budget, plots.Estimate]] = {}
     for entry in entries:
-        if entry.figures.speedup is not None and entry.figures.tokens:
+        if entry.figures.speedup is not None:
             estimate = entry.figures.speedup, entry.figures.speedup_interval
             found.setdefault(entry.cell.method, {})[entry.cell.budget] = estimate
     return found

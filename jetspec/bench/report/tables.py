@@ -136,11 +136,11 @@ def _cells(columns: list[str], rows: Iterable[tuple[Cell, list[str]]]) -> Table:
 
 
 def rate(figures: Figures) -> str:
-    return number(figures.tokens_per_s if figures.tokens else None, 1)
+    return number(figures.tokens_per_s, 1)
 
 
 def speedup(figures: Figures) -> str:
-    return times(figures.speedup if figures.tokens else None, figures.speedup_interval)
+    return times(figures.speedup, figures.speedup_interval)
 
 
 def accuracy(figures: Figures) -> str:
