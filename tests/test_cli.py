@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import jetspec.engine.engine as engine_module
-from jetspec import __version__
+from jetspec import LLM, __version__
 from jetspec.cli import app
 from jetspec.cli.demo import PROMPTS
 from jetspec.cli.inspect import Node, draw
@@ -115,6 +115,19 @@ def test_chat_template_is_the_default(folder: Path) -> None:
         for mode in ((), ("--chat",), ("--raw",))
     )
     assert default == chat > raw == 2
+
+
+def test_switches_of_the_chat_template(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    render = LLM.render_chat
+    monkeypatch.setattr(LLM, "render_chat", lambda self, m, switches=None: seen.append(switches) or render(self, m))
+    options = ("generate", "Hi", *models(folder), "--max-tokens", 2, "--chat-template-kwargs")
+    assert call(*options, '{"brief": true}').exit_code == 0
+    assert seen == [{"brief": True}]
+    for bad in ("brief", "[1]"):
+        refused = call(*options, bad)
+        assert refused.exit_code == 2
+        assert "JSON object" in refused.stderr
 
 
 def test_generate_reads_files_and_stdin(folder: Path, tmp_path: Path) -> None:

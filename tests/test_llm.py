@@ -42,6 +42,20 @@ def test_chat_takes_one_conversation_or_a_list(llm: LLM) -> None:
     assert [o.outputs for o in two] == [one[0].outputs] * 2
 
 
+def test_switches_reach_the_chat_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = llm.target.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + "{% if brief %}(brief){% endif %}")
+    talk, switches = [{"role": "user", "content": "hi"}], {"brief": True}
+    [output] = llm.chat(talk, GREEDY, chat_template_kwargs=switches)
+    assert output.prompt == "<|user|>hi<|end|><|assistant|>(brief)"
+    assert llm.encode_prompts(["hi", talk], chat_template_kwargs=switches) == [output.prompt_token_ids] * 2
+    pieces = [piece.text for piece in llm.stream_chat(talk, GREEDY, chat_template_kwargs=switches)]
+    assert "".join(pieces) == output.outputs[0].text
+    assert llm.chat(talk, GREEDY)[0].prompt == "<|user|>hi<|end|><|assistant|>"
+    with pytest.raises(JetSpecError, match="chat template refuses"):
+        llm.chat(talk, GREEDY, chat_template_kwargs={"tokenize": True})
+
+
 def test_streaming_gives_every_token_and_all_text(llm: LLM) -> None:
     seen: dict[int, tuple[list[int], str]] = {}
 

@@ -74,10 +74,10 @@ def test_a_missing_library_is_named_before_anything_runs(
 
 
 def test_json_is_the_figures_alone(report: ModuleType, options: list[object], tmp_path: Path) -> None:
-    result = call(*options, "--method", "ngram", "--json")
+    result = call(*options, "--method", "ngram", "--method", "jetspec", "--json")
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
-    assert [entry["cell"]["method"] for entry in printed["figures"]] == ["plain", "ngram"]
+    assert [entry["cell"]["method"] for entry in printed["figures"]] == ["plain", "ngram", "jetspec"]
     assert printed["failures"] == []
     assert printed["reports"] == [str(tmp_path / "run" / "report.md")]
 
