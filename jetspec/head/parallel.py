@@ -16,6 +16,9 @@ from jetspec.head.config import HeadConfig
 from jetspec.head.masks import block_mask, context_mask
 from jetspec.head.transition import Transition
 
+#: Of so many blocks one is trained without the transition.
+LAYERS_ALONE_EVERY = 4
+
 
 class ParallelHead(DraftHead):
     """n decoder layers over blocks `[anchor, MASK, ..]`: one forward drafts all depths.
@@ -140,6 +143,10 @@ class ParallelHead(DraftHead):
         if self.transition is None:
             return hidden
         shift, _ = self.transition(embed(known))
+        if self.training:
+            # Drafting takes each depth's candidates from the layers alone, so these must stay good on their own.
+            with_shift = torch.arange(len(anchors), device=anchors.device) % LAYERS_ALONE_EVERY != 0
+            shift = shift * with_shift[:, None, None]
         return hidden + shift.to(hidden.dtype)
 
     @property
