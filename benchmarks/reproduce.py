@@ -6,7 +6,7 @@
 
 DIR of --data holds gsm8k_train.jsonl and gsm8k_test.jsonl (fields `question` and `answer`). Everything is written to
 --output as it comes, and the same command goes on where it was stopped. With --docs, docs/results.md and its plots are
-written anew. Nothing else should run on the machine meanwhile.
+written anew. It takes under an hour on two cores, with nothing else running on the machine.
 """
 
 from __future__ import annotations
