@@ -245,7 +245,7 @@ def test_train_writes_a_head_that_the_others_take(folder: Path, tmp_path: Path) 
         (("generate", "-f", "{broken}"), "line 2"),
         (("verify", "--target", "{target}", "--draft", "{head}", "-f", "{single}"), "at least two"),
         (("verify", "--target", "{target}", "--draft", "{head}", "--temperature", 0), "temperature"),
-        (("train", "-t", "{target}", "-f", "{missing}", "-o", "{out}"), "prompts"),
+        (("train", "-t", "{target}", "-f", "{missing}", "-o", "{out}", "--num-taps", "2"), "cannot read prompts"),
         (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--target-layer-ids", "a"), "target_layer_ids"),
         (("train", "-t", "{target}", "-o", "{out}"), "prompts: none"),
         (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--chat-template-kwargs", "x"), "not valid JSON"),
