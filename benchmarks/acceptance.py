@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Acceptance length of a head's trees at several budgets, on the target's own greedy answers to held-out questions.
+
+    python benchmarks/acceptance.py --questions gsm8k_test.jsonl --num-questions 40
+    python benchmarks/acceptance.py --questions mt_bench.jsonl --num-questions 40 --stride 2
+
+The target answers once, and the rounds are replayed along its answers, which accepts what the engine accepts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from jetspec import LLM
+from jetspec.engine import HeadDrafter
+from jetspec.head import load_head
+from jetspec.target import load_target
+from jetspec.train.capture import CaptureSettings, capture
+from jetspec.train.dataset import CapturedSequences
+from jetspec.train.prompts import Prompt
+from jetspec.train.replay import Replay, acceptance_length
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--draft", default="smollm2-135m")
+    parser.add_argument("--questions", type=Path, required=True, help=".jsonl with question, or turns: the first one")
+    parser.add_argument("--num-questions", type=int, default=40)
+    parser.add_argument("--stride", type=int, default=1, help="take every n-th question")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[16, 64, 256])
+    options = parser.parse_args()
+
+    rows = [json.loads(line) for line in options.questions.read_text(encoding="utf-8").splitlines()]
+    questions = [row.get("question") or row["turns"][0] for row in rows]
+    target = load_target(options.target, dtype="float32")
+    head = load_head(options.draft, device=target.device, dtype=target.dtype)
+    ids = LLM(target, num_blocks=1).encode_prompts(questions[:: options.stride][: options.num_questions])
+    settings = CaptureSettings(tap_layers=head.config.target_layer_ids, max_tokens=options.max_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        capture(target, [Prompt(tuple(prompt)) for prompt in ids], folder, settings)
+        data = CapturedSequences(folder)
+        answers = [data.read(i) for i in range(len(data)) if data.lengths[i] - data.loss_starts[i] >= 2]
+        for budget in options.budgets:
+            rounds = Replay(target, HeadDrafter(head), answers, max_tokens=options.max_tokens).run(budget)
+            print(f"{budget} rows: {acceptance_length(rounds):.2f} tokens a forward over {rounds.total()} forwards")
+
+
+if __name__ == "__main__":
+    main()
