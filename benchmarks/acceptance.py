@@ -45,8 +45,9 @@ def main() -> None:
         capture(target, [Prompt(tuple(prompt)) for prompt in ids], folder, settings)
         data = CapturedSequences(folder)
         answers = [data.read(i) for i in range(len(data)) if data.lengths[i] - data.loss_starts[i] >= 2]
+        replay = Replay(target, HeadDrafter(head), answers, max_tokens=options.max_tokens)
         for budget in options.budgets:
-            rounds = Replay(target, HeadDrafter(head), answers, max_tokens=options.max_tokens).run(budget)
+            rounds = replay.run(budget)
             print(f"{budget} rows: {acceptance_length(rounds):.2f} tokens a forward over {rounds.total()} forwards")
 
 

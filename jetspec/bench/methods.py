@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from jetspec.bench.records import Cell, MethodName
+from jetspec.bench.records import PARTS, Cell, MethodName
 from jetspec.digest import weights_digest
 from jetspec.engine import Engine, Observer, Round, Step, load_drafter
 from jetspec.engine.budget import MOST_ROWS
@@ -21,8 +21,6 @@ from jetspec.head import DraftHead, load_head
 from jetspec.sampling import SamplingParams
 from jetspec.target import Target, load_target, resolve_source
 
-#: Parts of the decoding time, as `Step` tells them apart.
-PARTS = ("draft", "build", "verify", "accept", "commit", "other")
 #: Rows of one forward, where the trees of a whole batch need no more.
 MAX_ROWS = 1024
 

@@ -46,10 +46,16 @@ class Figures:
 
 def figures(run: Run) -> list[Figures]:
     """Figures of every cell with at least one group, in order of first appearance."""
-    by_cell: dict[Cell, list[Group]] = defaultdict(list)
-    for group in run.groups:
-        by_cell[group.cell].append(group)
+    by_cell = groups_by_cell(run)
     return [_figures(cell, groups, _baseline(cell, by_cell)) for cell, groups in by_cell.items()]
+
+
+def groups_by_cell(run: Run) -> dict[Cell, list[Group]]:
+    """Groups of every cell, cells as they first appear."""
+    groups: dict[Cell, list[Group]] = defaultdict(list)
+    for group in run.groups:
+        groups[group.cell].append(group)
+    return groups
 
 
 def _baseline(cell: Cell, by_cell: dict[Cell, list[Group]]) -> dict[int, Group]:

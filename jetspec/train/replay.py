@@ -15,6 +15,7 @@ import torch
 from jetspec.engine import Drafter
 from jetspec.engine.blocks import BlockManager, BlockTable
 from jetspec.engine.drafters import CommittedRows
+from jetspec.engine.pool import BLOCK_SIZE
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.packing import pack_linears
@@ -22,8 +23,6 @@ from jetspec.sampling import SamplingParams
 from jetspec.target import Target
 from jetspec.train.dataset import Captured
 from jetspec.tree import Walk, walk
-
-BLOCK_SIZE = 16
 
 
 class Replay:

@@ -132,7 +132,6 @@ def _prompts(
         time.sleep(0.2)
     prompts = training_prompts(target, config, say=display.say, track=display.track)
     if processes.is_main and processes.count > 1:
-        config.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(ready, b"")
     return prompts
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jetspec.bench.metrics import Figures, figures
+from jetspec.bench.metrics import Figures, figures, groups_by_cell
 from jetspec.bench.metrics import speedup as ratio_of
 from jetspec.bench.metrics import speedup_interval as interval_of
 from jetspec.bench.records import Cell, Group, Run
 from jetspec.bench.report.markdown import escape, markdown_table
-from jetspec.bench.report.settings import Setting, cell_order, groups_by_cell
+from jetspec.bench.report.settings import Setting, cell_order
 from jetspec.bench.report.tables import NOTHING, Table, accuracy, flat, names_of, number, rate, speedup, times
 from jetspec.errors import JetSpecError
 

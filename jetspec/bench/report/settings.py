@@ -6,11 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jetspec.bench.metrics import Figures, figures
-from jetspec.bench.records import METHODS, Cell, Group, Run
-
-#: Parts of a round, in the order in which they happen.
-PARTS = ("draft", "build", "verify", "accept", "commit", "other")
+from jetspec.bench.metrics import Figures, figures, groups_by_cell
+from jetspec.bench.records import METHODS, PARTS, Cell, Group, Run
 
 
 @dataclass(frozen=True)
@@ -50,14 +47,6 @@ def settings(run: Run) -> dict[Setting, list[Entry]]:
     for each in sorted(figures(run), key=lambda f: cell_order(f.cell)):
         found[Setting.of(each.cell)].append(Entry(each, _round_seconds(groups[each.cell])))
     return {setting: found[setting] for setting in dict.fromkeys(Setting.of(cell) for cell in groups)}
-
-
-def groups_by_cell(run: Run) -> dict[Cell, list[Group]]:
-    """Groups of every cell, cells as they first appear."""
-    groups: dict[Cell, list[Group]] = defaultdict(list)
-    for group in run.groups:
-        groups[group.cell].append(group)
-    return groups
 
 
 def cell_order(cell: Cell) -> tuple[int, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jetspec.bench.metrics import CONFIDENCE, Figures
-from jetspec.bench.records import Cell, Failure, Header, Run
-from jetspec.bench.report.settings import PARTS, Entry, Setting, groups_by_cell
+from jetspec.bench.metrics import CONFIDENCE, Figures, groups_by_cell
+from jetspec.bench.records import PARTS, Cell, Failure, Header, Run
+from jetspec.bench.report.settings import Entry, Setting
+from jetspec.bench.results import flat as flat_values
 
 NOTHING = "–"
 
@@ -109,15 +110,9 @@ def header_tables(header: Header) -> dict[str, Table]:
     }
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Settings as text, nested ones under names with dots."""
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = _text(value)
-    return found
+    return {name: _text(value) for name, value in flat_values(values, prefix).items()}
 
 
 def _text(value: Any) -> str:
