@@ -17,7 +17,7 @@ from pathlib import Path
 from jetspec import LLM
 from jetspec.engine import HeadDrafter
 from jetspec.head import load_head
-from jetspec.target import load_target
+from jetspec.models.loading import load_target
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.prompts import Prompt
@@ -40,7 +40,7 @@ def main() -> None:
     target = load_target(options.target, dtype="float32")
     head = load_head(options.draft, device=target.device, dtype=target.dtype)
     ids = LLM(target, num_blocks=1).encode_prompts(questions[:: options.stride][: options.num_questions])
-    settings = CaptureSettings(tap_layers=head.config.target_layer_ids, max_tokens=options.max_tokens)
+    settings = CaptureSettings(target_layer_ids=head.config.target_layer_ids, max_tokens=options.max_tokens)
     with tempfile.TemporaryDirectory() as folder:
         capture(target, [Prompt(tuple(prompt)) for prompt in ids], folder, settings)
         data = CapturedSequences(folder)

@@ -26,10 +26,11 @@ from rich.table import Table
 
 from jetspec import LLM, SamplingParams
 from jetspec.attention import RowBatch
-from jetspec.engine import Observer, Step
-from jetspec.head import DraftHead, load_head
+from jetspec.engine import EngineStep, Observer
+from jetspec.head import DraftHead, head_for_target, load_head
+from jetspec.models.loading import load_target
+from jetspec.models.target import Target
 from jetspec.prompts import read_prompts
-from jetspec.target import Target, load_target
 
 CONTEXT = 256
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -40,13 +41,13 @@ class Method(Observer):
     """One way of decoding, and what it has done so far."""
 
     llm: LLM | None = None
-    rounds: list[Step] = field(default_factory=list)
+    rounds: list[EngineStep] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
     decoded: int = 0
     decoding: bool = False
 
-    def step(self, record: Step) -> None:
+    def step(self, record: EngineStep) -> None:
         if self.decoding:
             self.rounds.append(record)
 
@@ -139,19 +140,19 @@ def run_turns(methods: list[Method], baseline: Any, prompts: list[list[int]], pa
 
 def decoder(target: Target, draft: DraftHead | None = None, **settings: Any) -> Method:
     method = Method()
-    method.llm = LLM(target, draft, share_prefixes=False, observer=method, **settings)
+    method.llm = LLM(target, draft, enable_prefix_caching=False, observer=method, **settings)
     return method
 
 
 def random_head(target: Target, like: DraftHead) -> DraftHead:
     """An untrained head of the same shape, which cannot help."""
     config = like.config
-    return DraftHead.from_target(
+    return head_for_target(
         target,
-        method=config.method,
+        kind=config.kind,
         num_layers=config.num_hidden_layers,
         block_size=config.block_size,
-        num_taps=config.num_taps,
+        num_aux_layers=config.num_aux_layers,
         mask_token_id=config.mask_token_id,
         seed=0,
     )
@@ -188,7 +189,7 @@ def decode(method: Method, prompt: list[int], params: SamplingParams) -> None:
 
 def together_rate(target: Target, prompts: list[list[int]], params: SamplingParams) -> float:
     """Tokens per second of eight requests that decode together."""
-    llm = LLM(target, share_prefixes=False)
+    llm = LLM(target, enable_prefix_caching=False)
     sequences = [llm.engine.add(str(i), prompts[i % len(prompts)], params) for i in range(8)]
     while not all(s.is_decoding for s in sequences):
         llm.engine.step()

@@ -17,10 +17,10 @@ from uuid import uuid4
 from jetspec.engine import Drafter
 from jetspec.errors import EngineError, JetSpecError
 from jetspec.head import DraftHead
-from jetspec.llm import LLM, Message, Prompt, Switches, checked_prompt
+from jetspec.llm import LLM, ChatTemplateKwargs, Message, Prompt, checked_prompt
+from jetspec.models.target import Target
 from jetspec.requests import Request, RequestOutput, StreamOutput, raise_failures
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 
 
 class RequestHandle:
@@ -160,7 +160,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
-        chat_template_kwargs: Switches | None = None,
+        chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> RequestHandle:
         """`submit` for a conversation, through the target's chat template and with its switches."""
         prepare = partial(self.llm.prepare_chat, [messages], params, chat_template_kwargs)
@@ -178,7 +178,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
-        chat_template_kwargs: Switches | None = None,
+        chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> AsyncIterator[StreamOutput]:
         """`generate` for a conversation, through the target's chat template and with its switches."""
         submit = partial(self.submit_chat, request_id=request_id, chat_template_kwargs=chat_template_kwargs)

@@ -39,8 +39,8 @@ def export_directory(
 
 def check_for_vllm(head: DraftHead) -> None:
     """Raise JetSpecError where vLLM's DFlash reader would refuse the head or draft something else with it."""
-    if head.config.method != "parallel":
-        raise JetSpecError(f"method: vLLM's dflash reads no {head.config.method} head; serve it with JetSpec")
+    if head.config.kind != "parallel":
+        raise JetSpecError(f"method: vLLM's dflash reads no {head.config.kind} head; serve it with JetSpec")
     unknown = [name for name in head.state_dict() if name.partition(".")[0] not in PUBLISHED]
     if unknown:
         raise JetSpecError(

@@ -16,16 +16,17 @@ from jinja2 import TemplateError
 from jetspec.engine import Budget, Drafter, Engine, Observer, load_drafter
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
+from jetspec.models.loading import load_target, resolve_dtype
+from jetspec.models.target import Target, encode_text
 from jetspec.prompts import PromptInput, is_conversation
 from jetspec.requests import Dispatcher, Request, RequestOutput, StreamOutput, raise_failures
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target, encode_text, load_target, resolve_dtype
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 #: Of a chat template, by name.
-Switches = Mapping[str, Any]
+ChatTemplateKwargs = Mapping[str, Any]
 #: Called with the prompt's index, its new token ids and the text they complete.
 OnToken = Callable[[int, list[int], str], None]
 
@@ -44,17 +45,17 @@ class LLM:
             decoding.
         device: "auto" (CUDA where present, else CPU) or a torch device.
         dtype: "auto" (float32 on CPU, the checkpoint's own elsewhere) or "float32", "bfloat16", "float16".
-        exact: give the same text to the last bit whatever the batch and the draft, in half precision too, at the price
-            of padded forwards (see `Engine`).
+        batch_invariant: give the same text to the last bit whatever the batch and the draft, in half precision too, at
+            the price of padded forwards (see `Engine`).
         seed: where the noise of requests without a seed comes from.
-        engine_args: passed to `Engine` (`num_blocks`, `block_size`, `max_rows`, `max_running`, `observer`, ...).
+        engine_args: passed to `Engine` (`num_blocks`, `kv_block_size`, `max_num_batched_tokens`, `max_num_seqs`, ...).
 
     Threads may share it: they take turns, round by round, and every round serves the requests of all. A logits
     processor or an observer must not call it. `AsyncLLM` serves an event loop.
 
     Raises:
         JetSpecError: target or head cannot be loaded, do not fit each other or the other arguments, or the target
-            cannot be exact.
+            cannot be batch-invariant.
 
     Example:
         >>> llm = LLM("smollm2-135m", draft="smollm2-135m")
@@ -71,7 +72,7 @@ class LLM:
         tree_budget: int | Literal["auto"] | Budget = "auto",
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
-        exact: bool = False,
+        batch_invariant: bool = False,
         seed: int = 0,
         observer: Observer | None = None,
         **engine_args: Any,
@@ -81,7 +82,7 @@ class LLM:
             target,
             load_drafter(draft, target, method=draft_method, head_window=head_window),
             tree_budget=tree_budget,
-            exact=exact,
+            batch_invariant=batch_invariant,
             seed=seed,
             observer=observer,
             **engine_args,
@@ -120,7 +121,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_token: OnToken | None = None,
-        chat_template_kwargs: Switches | None = None,
+        chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or a list of them, through the target's chat template.
 
@@ -152,7 +153,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        chat_template_kwargs: Switches | None = None,
+        chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> Iterator[StreamOutput]:
         """`stream` for conversations, as `chat` takes them."""
         return self._run(self.prepare_chat(messages, params, chat_template_kwargs))
@@ -170,7 +171,7 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        chat_template_kwargs: Switches | None = None,
+        chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> list[Request]:
         """The requests that `chat` would run, encoded and checked. JetSpecError if one is refused."""
         texts = [self.render_chat(c, chat_template_kwargs) for c in _conversations(messages)]
@@ -185,7 +186,7 @@ class LLM:
         self,
         prompts: Sequence[PromptInput],
         chat: bool | None = None,
-        chat_template_kwargs: Switches | None = None,
+        chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> list[list[int]]:
         """Token ids of each prompt, whatever its form. Texts go through the chat template where asked for or, with
         `chat=None`, where there is one; conversations always do.
@@ -194,7 +195,7 @@ class LLM:
             chat = getattr(self.target.tokenizer, "chat_template", None) is not None
         return [self._encode_prompt(prompt, chat, chat_template_kwargs) for prompt in prompts]
 
-    def _encode_prompt(self, prompt: Any, chat: bool, switches: Switches | None) -> list[int]:
+    def _encode_prompt(self, prompt: Any, chat: bool, switches: ChatTemplateKwargs | None) -> list[int]:
         if isinstance(prompt, str):
             if not chat:
                 return self.encode(prompt)
@@ -203,7 +204,7 @@ class LLM:
             return prompt
         return self.encode(self.render_chat(prompt, switches), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Message], chat_template_kwargs: Switches | None = None) -> str:
+    def render_chat(self, messages: Sequence[Message], chat_template_kwargs: ChatTemplateKwargs | None = None) -> str:
         """The prompt that the chat template makes of a conversation, ready for the assistant's turn."""
         if not messages:
             raise JetSpecError("messages is an empty conversation: give at least one message")

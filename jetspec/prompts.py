@@ -63,7 +63,7 @@ class BadRows:
         except JetSpecError as error:
             self.errors.append(f"{where}: {error}")
 
-    def settle(self, say: Callable[[str], None] | None = None, fix: str = "mend them") -> None:
+    def raise_if_any(self, say: Callable[[str], None] | None = None, fix: str = "mend them") -> None:
         """Refuse the rows noted since the last call, or tell ``say`` which were skipped.
 
         Raises:
@@ -130,7 +130,7 @@ def read_prompts(source: str | Path) -> list[PromptInput]:
     for row in rows:
         if row.tools is not None:
             bad.errors.append(f"{row.where}: tools: only training takes them; remove the field")
-    bad.settle()
+    bad.raise_if_any()
     return [open_prompt(row.prompt) for row in rows]
 
 

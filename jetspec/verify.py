@@ -13,8 +13,8 @@ from torch import Tensor
 from jetspec.attention import RowBatch
 from jetspec.errors import JetSpecError
 from jetspec.llm import LLM, RequestOutput
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 
 #: A lossless run falls below this once in ten thousand choices of seed.
 P_VALUE_THRESHOLD = 1e-4

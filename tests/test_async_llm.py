@@ -12,10 +12,10 @@ import pytest
 from jetspec import LLM, AsyncLLM, JetSpecError, SamplingParams
 from jetspec.engine import Engine
 from jetspec.errors import EngineError, RequestError
-from jetspec.head import DraftHead
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
 from jetspec.sampling import StructuredOutputsParams
-from jetspec.target import Target
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 ENDLESS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -30,7 +30,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def head(target: Target) -> DraftHead:
-    return DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=271)
+    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=271)
 
 
 @pytest.fixture(scope="module")

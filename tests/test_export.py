@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from jetspec.cli import app
 from jetspec.errors import JetSpecError
 from jetspec.export import check_for_vllm, export_hub
-from jetspec.head import DraftHead, load_head, save_head
-from jetspec.target import Target
-from tests.tiny import tiny_target
+from jetspec.head import head_for_target, load_head, save_head
+from jetspec.models.target import Target
+from tests.helpers.tiny import tiny_target
 
 #: A training configuration names the user's own paths: it stays.
 FILES = ["README.md", "config.json", "model.safetensors"]
@@ -33,7 +33,7 @@ def target() -> Target:
 def folder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head as training leaves it."""
     folder = tmp_path_factory.mktemp("head")
-    head = DraftHead.from_target(target, num_layers=2, block_size=4, num_taps=2, mask_token_id=127)
+    head = head_for_target(target, num_layers=2, block_size=4, num_aux_layers=2, mask_token_id=127)
     save_head(head, folder)
     (folder / "README.md").write_text("# A head\n")
     (folder / "train_config.json").write_text("{}\n")
@@ -46,7 +46,7 @@ def call(*arguments: object) -> Result:
 
 
 def test_vllm_is_offered_no_autoregressive_head(target: Target) -> None:
-    head = DraftHead.from_target(target, method="autoregressive", num_layers=1, block_size=4, num_taps=2)
+    head = head_for_target(target, kind="autoregressive", num_layers=1, block_size=4, num_aux_layers=2)
     with pytest.raises(JetSpecError, match="no autoregressive head"):
         check_for_vllm(head)
 
@@ -60,9 +60,9 @@ def test_an_output_that_is_no_directory_is_refused(folder: Path, tmp_path: Path)
 
 def logits(target: Target, folder: Path) -> torch.Tensor:
     head = load_head(folder, dtype=torch.float32)
-    taps = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))
+    aux_hidden_states = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))
     block = target.embed(torch.tensor([[1, 127, 127, 127]]))
-    return target.lm_head(head.forward_train(head.context(taps), block, torch.tensor([9])))
+    return target.lm_head(head.forward_train(head.context(aux_hidden_states), block, torch.tensor([9])))
 
 
 @pytest.mark.parametrize("destination", ["directory", "vllm"])

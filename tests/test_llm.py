@@ -10,9 +10,9 @@ import torch
 from jetspec import LLM, SamplingParams
 from jetspec.engine import Budget, HeadDrafter, NgramDrafter
 from jetspec.errors import JetSpecError, RequestError
-from jetspec.head import DraftHead
-from jetspec.target import Target
-from tests.tiny import tiny_target, tiny_tokenizer
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
+from tests.helpers.tiny import tiny_target, tiny_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 ABC = tiny_tokenizer().encode("abc")
@@ -21,7 +21,7 @@ ABC = tiny_tokenizer().encode("abc")
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     target = tiny_target(text=True)
-    head = DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=271)
+    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=271)
     return LLM(target, head, tree_budget=6, num_blocks=200)
 
 
@@ -190,7 +190,7 @@ class Ones(Budget):
 
 
 def small_head(target: Target) -> DraftHead:
-    return DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=271)
+    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=271)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def small_head(target: Target) -> DraftHead:
         (lambda target: {"device": "meta"}, "device"),
         (lambda target: {"model": 3}, "model=3"),
         (lambda target: {"seed": "x"}, "seed='x'"),
-        (lambda target: {"exact": 1}, "exact=1"),
+        (lambda target: {"batch_invariant": 1}, "batch_invariant=1"),
         (lambda target: {"compile": "yes"}, "compile='yes'"),
-        (lambda target: {"share_prefixes": None}, "share_prefixes=None"),
+        (lambda target: {"enable_prefix_caching": None}, "enable_prefix_caching=None"),
     ],
 )
 def test_arguments_that_cannot_be_honoured_are_refused(llm: LLM, make, message: str) -> None:

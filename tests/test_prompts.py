@@ -20,7 +20,7 @@ def read(path: Path, text: str) -> list[Row]:
     path.write_text(text, encoding="utf-8")
     bad = BadRows()
     rows = read_rows(path, bad)
-    bad.settle()
+    bad.raise_if_any()
     return rows
 
 
@@ -100,16 +100,16 @@ def test_bad_rows_are_counted_and_may_be_skipped(tmp_path: Path) -> None:
     path.write_text('{"prompt": "fine"}\n' + 7 * "{}\n")
     bad, said = BadRows(skip=True), []
     assert [r.prompt for r in read_rows(path, bad)] == ["fine"]
-    bad.settle(said.append)
+    bad.raise_if_any(said.append)
     assert "skipped 7 rows" in said[0]
     assert said[0].count("line ") == 5
     assert "and 2 more" in said[0]
-    bad.settle(said.append)
+    bad.raise_if_any(said.append)
     assert len(said) == 1
     refusing = BadRows()
     read_rows(path, refusing)
     with pytest.raises(JetSpecError, match=r"7 rows cannot be used; mend them:\n.*line 2: no prompt"):
-        refusing.settle()
+        refusing.raise_if_any()
 
 
 def test_an_empty_file_and_a_missing_one(tmp_path: Path) -> None:

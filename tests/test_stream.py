@@ -8,9 +8,9 @@ import pytest
 
 from jetspec import LLM, JetSpecError, SamplingParams, StructuredOutputsParams
 from jetspec.errors import RequestError
-from jetspec.head import DraftHead
+from jetspec.head import head_for_target
 from jetspec.requests import StreamOutput
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 TALK = [{"role": "user", "content": "hi"}]
@@ -19,7 +19,7 @@ TALK = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     target = tiny_target(text=True)
-    head = DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=271)
+    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=271)
     return LLM(target, head, tree_budget=6, num_blocks=200)
 
 

@@ -11,12 +11,12 @@ import torch
 import jetspec.engine.engine as engine_module
 from jetspec.attention import KVCache
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead
+from jetspec.head import DraftHead, head_for_target
 from jetspec.llm import LLM
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.verify import OTHER, Report, cell_of, chi_square, next_logits, partition, verify
-from tests.tiny import VOCAB_SIZE, tiny_target
+from tests.helpers.tiny import VOCAB_SIZE, tiny_target
 
 # A third of the vocabulary fits in a tree, so that even a random head's drafts are accepted, all over the tree.
 BUDGET = 48
@@ -30,7 +30,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def head(target: Target) -> DraftHead:
-    return DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=0, seed=0)
+    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=0, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def test_next_logits_equal_transformers(target: Target, prompts: list[list[int]]) -> None:
-    from tests.tiny import tiny_llama
+    from tests.helpers.tiny import tiny_llama
 
     model = tiny_llama()
     expected = torch.stack([model(torch.tensor([p])).logits[0, -1] for p in prompts])

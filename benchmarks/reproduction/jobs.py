@@ -15,8 +15,9 @@ from benchmarks.reproduction.plan import BUDGETS, DEPTHS, KINDS, SEEDS, Plan
 from jetspec import LLM
 from jetspec.cli.common import quiet_transformers
 from jetspec.head import load_head, save_head
+from jetspec.models.loading import load_target
+from jetspec.models.target import Target, default_target_layer_ids
 from jetspec.prompts import read_prompts
-from jetspec.target import Target, default_tap_layers, load_target
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.dataset import Captured, CapturedSequences
 from jetspec.train.processes import Processes
@@ -39,7 +40,7 @@ def capture_answers(plan: Plan, folder: Path) -> None:
         random.Random(0).shuffle(questions)
         prompts = [Prompt(tuple(ids)) for ids in llm.encode_prompts(questions[:count], chat=True)]
         settings = CaptureSettings(
-            tap_layers=tuple(default_tap_layers(target.num_layers, 5)),
+            target_layer_ids=tuple(default_target_layer_ids(target.num_layers, 5)),
             max_tokens=plan.max_tokens if name == "train" else plan.eval_tokens,
             temperature=temperature,
             shard_sequences=max(1, min(25, count // (2 * processes.count))),

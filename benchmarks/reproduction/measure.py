@@ -14,7 +14,7 @@ from jetspec.attention import RowBatch
 from jetspec.engine import Drafter, HeadDrafter, Sequence
 from jetspec.engine.drafters import CommittedRows
 from jetspec.head import DraftHead
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train.dataset import Captured
 from jetspec.train.replay import Replay, acceptance_length
 from jetspec.tree import Forest
@@ -47,7 +47,7 @@ class Recording(Drafter):
 
     def __init__(self, head: DraftHead) -> None:
         self.inner = HeadDrafter(head, chain=True)
-        self.tap_layers = self.inner.tap_layers
+        self.target_layer_ids = self.inner.target_layer_ids
         self.cache_bytes_per_token = self.inner.cache_bytes_per_token
         self.branches: list[Branch] = []
 

@@ -52,7 +52,7 @@ def attention_over_rows(
     """
     name = type(module).__name__
     if row_attention is None:
-        raise JetSpecError(f"{name}: a model with attention {ROWS!r} is called through jetspec.target.Target.forward")
+        raise JetSpecError(f"{name}: a model with attention {ROWS!r} is called through Target.forward")
     if attention_mask is not None:
         raise JetSpecError(f"{name}: attention_mask is given; JetSpec's rows carry their own mask")
     if getattr(module, "is_cross_attention", False):

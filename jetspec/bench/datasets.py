@@ -113,7 +113,7 @@ def load_questions(name: str, *, data: Path | None = None, num_prompts: int | No
                 raise JetSpecError(f"id {question.id!r} is that of an earlier row, too")
             ids.add(question.id)
             questions.append(question)
-    bad.settle(fix=f"give the data set {name}")
+    bad.raise_if_any(fix=f"give the data set {name}")
     return questions
 
 

@@ -12,14 +12,15 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from jetspec.bench.records import PARTS, Cell, MethodName
-from jetspec.digest import weights_digest
-from jetspec.engine import Engine, Observer, Round, Step, load_drafter
+from jetspec.engine import Engine, EngineStep, Observer, RoundRecord, load_drafter
 from jetspec.engine.budget import MOST_ROWS
 from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
+from jetspec.fingerprint import weights_fingerprint
 from jetspec.head import DraftHead, load_head
+from jetspec.models.loading import load_target, resolve_source
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target, load_target, resolve_source
 
 #: Rows of one forward, where the trees of a whole batch need no more.
 MAX_ROWS = 1024
@@ -35,9 +36,9 @@ class Draft:
     fits: Callable[[DraftHead], bool] | None = None
 
 
-AUTOREGRESSIVE = ("an autoregressive head", lambda head: head.config.method == "autoregressive")
-BIDIRECTIONAL = ("a bidirectional head", lambda head: head.config.method == "parallel" and not head.config.causal)
-CAUSAL = ("a causal parallel head", lambda head: head.config.method == "parallel" and head.config.causal)
+AUTOREGRESSIVE = ("an autoregressive head", lambda head: head.config.kind == "autoregressive")
+BIDIRECTIONAL = ("a bidirectional head", lambda head: head.config.kind == "parallel" and not head.config.causal)
+CAUSAL = ("a causal parallel head", lambda head: head.config.kind == "parallel" and head.config.causal)
 
 #: All methods but "hf", which runs without this engine.
 DRAFTS: dict[MethodName, Draft] = {
@@ -135,7 +136,7 @@ class Models:
     def digests(self) -> dict[str, str]:
         """Of the target's and the drafts' weights, which may change behind a name."""
         drafts = {name: draft.model if isinstance(draft, Target) else draft for name, draft in self.drafts.items()}
-        return {name: weights_digest(module) for name, module in {"target": self.target.model, **drafts}.items()}
+        return {name: weights_fingerprint(module) for name, module in {"target": self.target.model, **drafts}.items()}
 
     def method(self, cell: Cell, lengths: Sequence[int]) -> Method:
         """The method of a cell, with K/V storage for prompts that grow to these `lengths` with their answers."""
@@ -151,10 +152,10 @@ class Models:
             load_drafter(model, self.target, method=draft.draft_method),
             tree_budget=budget,
             num_blocks=blocks_for(lengths, cell.batch_size, rows),
-            block_size=BLOCK_SIZE,
-            max_rows=MAX_ROWS if budget == "auto" else max(MAX_ROWS, budget * cell.batch_size),
-            max_running=cell.batch_size,
-            share_prefixes=False,
+            kv_block_size=BLOCK_SIZE,
+            max_num_batched_tokens=MAX_ROWS if budget == "auto" else max(MAX_ROWS, budget * cell.batch_size),
+            max_num_seqs=cell.batch_size,
+            enable_prefix_caching=False,
             observer=recorder,
         )
         return OnEngine(engine, recorder)
@@ -177,13 +178,13 @@ class Recorder(Observer):
     def __init__(self) -> None:
         self.decoded: Decoded | None = None
 
-    def round(self, record: Round) -> None:
+    def round(self, record: RoundRecord) -> None:
         if self.decoded is not None:
             self.decoded.rounds[len(record.new_tokens)] += 1
             self.decoded.rows += len(record.tokens)
             self.decoded.tokens += len(record.new_tokens)
 
-    def step(self, record: Step) -> None:
+    def step(self, record: EngineStep) -> None:
         if self.decoded is not None:
             known = [getattr(record, f"{part}_s") for part in PARTS[:-1]]
             for part, seconds in zip(PARTS, [*known, record.total_s - sum(known)], strict=True):

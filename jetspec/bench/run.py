@@ -23,7 +23,7 @@ from jetspec.bench.scoring import score
 from jetspec.errors import JetSpecError
 from jetspec.head import shipped_heads
 from jetspec.llm import LLM
-from jetspec.target import Target
+from jetspec.models.target import Target
 
 #: Longest answer of the group that each cell answers first, without a record.
 WARM_UP_TOKENS = 32

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jetspec.bench.config import BenchConfig
 from jetspec.cli.common import (
     DEFAULT_TARGET,
+    ChatTemplateKwargsOption,
     DeviceOption,
     DraftOption,
     DtypeOption,
     JsonOption,
-    SwitchesOption,
     TargetOption,
     fail,
     messages,
@@ -83,7 +83,7 @@ def measure(
     batch_sizes: Annotated[
         list[int], typer.Option("--batch-size", min=1, help="Questions answered together; may be repeated.")
     ] = [1],  # noqa: B006
-    chat_template_kwargs: SwitchesOption = None,
+    chat_template_kwargs: ChatTemplateKwargsOption = None,
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Execute the code that answers to humaneval hold, to score them.")
     ] = False,

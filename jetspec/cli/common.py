@@ -16,7 +16,7 @@ from jetspec.errors import JetSpecError
 if TYPE_CHECKING:
     from jetspec.head import DraftHead
     from jetspec.llm import LLM
-    from jetspec.target import Target
+    from jetspec.models.target import Target
 
 #: What the commands use where no target is named: the model whose head ships with the package.
 DEFAULT_TARGET = "smollm2-135m"
@@ -32,7 +32,7 @@ def parse_budget(value: str | int) -> int | Literal["auto"]:
     return int(text)
 
 
-def parse_switches(value: str | dict[str, Any]) -> dict[str, Any]:
+def parse_chat_template_kwargs(value: str | dict[str, Any]) -> dict[str, Any]:
     """The `chat_template_kwargs` an option means. Raises typer.BadParameter."""
     if isinstance(value, dict):
         return value
@@ -75,13 +75,13 @@ ChatOption = Annotated[
         "--chat/--raw", help="Use the chat template, or the prompt as it is; by default where the target has one."
     ),
 ]
-SwitchesOption = Annotated[
+ChatTemplateKwargsOption = Annotated[
     Any,
     typer.Option(
         "--chat-template-kwargs",
         metavar="JSON",
-        parser=parse_switches,
-        help='Switches of the chat template: {"enable_thinking": false}.',
+        parser=parse_chat_template_kwargs,
+        help='ChatTemplateKwargs of the chat template: {"enable_thinking": false}.',
         show_default=False,
     ),
 ]
@@ -110,7 +110,7 @@ def print_json(data: Any) -> None:
 def load_model(target: str, *, device: str, dtype: str) -> Target:
     """Load a target, without transformers' own progress bars and advice."""
     with messages.status(f"loading {target}"):
-        from jetspec.target import load_target
+        from jetspec.models.loading import load_target
 
         quiet_transformers()
         return load_target(target, device=device, dtype=dtype)

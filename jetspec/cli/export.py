@@ -41,7 +41,7 @@ def export(
 
     from jetspec import export as exports
     from jetspec.head import load_head
-    from jetspec.target import resolve_dtype
+    from jetspec.models.loading import resolve_dtype
 
     chosen = None if dtype == "auto" else resolve_dtype(dtype, torch.device("cpu"))
     assert not isinstance(chosen, str)

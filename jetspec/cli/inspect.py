@@ -28,7 +28,7 @@ from jetspec.cli.common import (
 from jetspec.errors import JetSpecError
 
 if TYPE_CHECKING:
-    from jetspec.engine import Round
+    from jetspec.engine import RoundRecord
     from jetspec.llm import LLM
 
 
@@ -70,10 +70,10 @@ def inspect(
     from jetspec.llm import LLM
     from jetspec.sampling import SamplingParams
 
-    rounds: list[Round] = []
+    rounds: list[RoundRecord] = []
 
     class Recorder(Observer):
-        def round(self, record: Round) -> None:
+        def round(self, record: RoundRecord) -> None:
             rounds.append(record)
 
     llm = LLM(model, head, tree_budget=tree_budget, observer=Recorder())
@@ -110,7 +110,7 @@ def inspect(
     results.print(Text.assemble("then the target's own ", (token_text(llm, bonus), "bold")))
 
 
-def nodes_of(record: Round, llm: LLM) -> list[Node]:
+def nodes_of(record: RoundRecord, llm: LLM) -> list[Node]:
     """The rows of a round with text and probabilities."""
     accepted = set(record.accepted_rows)
     nodes = []

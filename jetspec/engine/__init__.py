@@ -3,7 +3,7 @@
 from jetspec.engine.budget import AutoBudget, Budget, FixedBudget
 from jetspec.engine.drafters import CommittedRows, Drafter, HeadDrafter, ModelDrafter, NgramDrafter, load_drafter
 from jetspec.engine.engine import Engine, StepOutput
-from jetspec.engine.observer import Committed, Observer, Round, Step
+from jetspec.engine.observer import Committed, EngineStep, Observer, RoundRecord
 from jetspec.engine.sequence import RequestMetrics, Sequence
 
 __all__ = [
@@ -13,15 +13,15 @@ __all__ = [
     "CommittedRows",
     "Drafter",
     "Engine",
+    "EngineStep",
     "FixedBudget",
     "HeadDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "Observer",
     "RequestMetrics",
-    "Round",
+    "RoundRecord",
     "Sequence",
-    "Step",
     "StepOutput",
     "load_drafter",
 ]

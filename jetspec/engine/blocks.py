@@ -103,7 +103,7 @@ class BlockTable:
             self.blocks += self._manager.allocate(missing)
             self._slots = None
 
-    def trim(self, num_tokens: int) -> None:
+    def truncate(self, num_tokens: int) -> None:
         """Give back the blocks behind position `num_tokens - 1`."""
         keep = self._manager.blocks_for(num_tokens)
         if keep < len(self.blocks):
@@ -112,7 +112,7 @@ class BlockTable:
             del self._content_ids[keep:]
             self._slots = None
 
-    def take_prefix(self, token_ids: Sequence[int]) -> int:
+    def match_prefix(self, token_ids: Sequence[int]) -> int:
         """Start an empty table with the published blocks of the longest prefix of `token_ids`; returns its length."""
         size = self._manager.block_size
         for start in range(0, len(token_ids) - size + 1, size):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from jetspec.attention import KVCache, RowBatch
-from jetspec.target import Target
+from jetspec.models.target import Target
 
 #: Rows whose forwards are timed at the start, as far as memory, context and MEASURE_SECONDS allow.
 MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -86,15 +86,15 @@ def rows_to_measure(tile_sizes: Seq[int]) -> list[int]:
 
 
 @torch.inference_mode()
-def measure(target: Target, cache: KVCache, max_rows: int, taps: Seq[int] = ()) -> CostModel:
+def measure(target: Target, cache: KVCache, max_num_batched_tokens: int, target_layer_ids: Seq[int] = ()) -> CostModel:
     """Time forwards of growing size in `cache`, whose contents are lost."""
-    room = min(max_rows, cache.num_slots, target.max_context)
+    room = min(max_num_batched_tokens, cache.num_slots, target.max_context)
     counts = [n for n in rows_to_measure(target.tile_sizes) if n <= room]
     seconds: list[float] = []
     began = time.perf_counter()
-    _forward_seconds(target, cache, 0, 1, taps)  # the first forward packs weights and compiles kernels
+    _forward_seconds(target, cache, 0, 1, target_layer_ids)  # the first forward packs weights and compiles kernels
     for n in counts:
-        seconds.append(min(_forward_seconds(target, cache, 0, n, taps) for _ in range(2)))
+        seconds.append(min(_forward_seconds(target, cache, 0, n, target_layer_ids) for _ in range(2)))
         if time.perf_counter() - began > MEASURE_SECONDS:
             break
     curve = TimeCurve(counts[: len(seconds)], seconds)
@@ -104,15 +104,15 @@ def measure(target: Target, cache: KVCache, max_rows: int, taps: Seq[int] = ()) 
         return CostModel(curve)
     for pool in cache.keys + cache.values:  # unwritten storage may hold numbers that are slow to compute with
         pool[:context] = 0
-    long = min(_forward_seconds(target, cache, context, rows, taps) for _ in range(2))
+    long = min(_forward_seconds(target, cache, context, rows, target_layer_ids) for _ in range(2))
     return CostModel(curve, max(0.0, long - float(curve(rows))) / (rows * context))
 
 
-def _forward_seconds(target: Target, cache: KVCache, context: int, rows: int, taps: Seq[int]) -> float:
+def _forward_seconds(target: Target, cache: KVCache, context: int, rows: int, target_layer_ids: Seq[int]) -> float:
     # Different tokens, so that a mixture of experts spreads them as text does.
     tokens = torch.arange(rows) % target.num_embeddings
     batch = RowBatch.chains([tokens], [torch.arange(context + rows)]).to(target.device)
     start = time.perf_counter()
-    logits = target.forward(batch, cache, taps=taps).logits
+    logits = target.forward(batch, cache, target_layer_ids=target_layer_ids).logits
     logits[-1, -1].item()  # waits for an accelerator
     return time.perf_counter() - start

@@ -17,15 +17,15 @@ from jetspec.engine.blocks import BlockManager, BlockTable
 from jetspec.engine.budget import AutoBudget, Budget, FixedBudget, Load, Plan
 from jetspec.engine.cost import measure
 from jetspec.engine.drafters import CommittedRows, Drafter, HeadDrafter
-from jetspec.engine.observer import Committed, Observer, Round, Step
+from jetspec.engine.observer import Committed, EngineStep, Observer, RoundRecord
 from jetspec.engine.part import Part, batch_of
 from jetspec.engine.scheduler import Grant, Scheduler
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError, is_positive_integer
 from jetspec.head import DraftHead
-from jetspec.packing import pack_linears
+from jetspec.models.onednn_linear import pack_linears
+from jetspec.models.target import Target, TargetOutput
 from jetspec.sampling import SamplingParams, child_seed, encode_bad_words, new_grammar, process, sample, top_logprobs
-from jetspec.target import Target, TargetOutput
 from jetspec.tree import Walk, walk
 
 #: Bytes of K/V storage on a CPU where `num_blocks` is not given; pages are only touched when used.
@@ -57,23 +57,23 @@ class Engine:
             sequences together, so that the expected tokens per second are highest, down to plain decoding; for that
             the engine times some forwards first. A `Budget` of your own decides otherwise.
         num_blocks: K/V blocks in the pool; by default what memory allows.
-        block_size: tokens a K/V block holds.
-        max_rows: rows of one target forward, over all sequences.
-        max_running: sequences that decode at the same time.
-        share_prefixes: start requests behind a prefix that other requests left in the cache. Rows of such a prefix do
-            not run, so `observer` does not see them.
-        exact: compute every row with bits that depend on its token and context alone (`Target.as_exact`), so that text
-            equals that of plain decoding in this mode to the last near-tie in every number type, whatever the batch and
-            the draft.
+        kv_block_size: tokens a K/V block holds.
+        max_num_batched_tokens: rows of one target forward, over all sequences.
+        max_num_seqs: sequences that decode at the same time.
+        enable_prefix_caching: start requests behind a prefix that other requests left in the cache. Rows of such a
+            prefix do not run, so `observer` does not see them.
+        batch_invariant: compute every row with bits that depend on its token and context alone
+            (`Target.as_batch_invariant`). The text then equals that of plain decoding in this mode, to the last near-tie
+            in every number type, whatever the batch and the draft.
         compile: compile the target's layers (`Target.as_compiled`), which pays on accelerators.
         seed: where the noise of requests without a seed comes from.
-        tap_layers: layers whose outputs `observer` is given; by default the head's.
+        target_layer_ids: layers whose outputs `observer` is given; by default the head's.
         want_hidden: also give `observer` the final hidden states.
         observer: watches commits and rounds.
 
     Raises:
-        JetSpecError: an argument is out of range, the head does not fit the target, or the target cannot be exact or
-            compiled.
+        JetSpecError: an argument is out of range, the head does not fit the target, or the target cannot be
+            batch-invariant or compiled.
     """
 
     def __init__(
@@ -83,26 +83,30 @@ class Engine:
         *,
         tree_budget: int | Literal["auto"] | Budget = "auto",
         num_blocks: int | None = None,
-        block_size: int = 16,
-        max_rows: int = 1024,
-        max_running: int = 64,
-        share_prefixes: bool = True,
-        exact: bool = False,
+        kv_block_size: int = 16,
+        max_num_batched_tokens: int = 1024,
+        max_num_seqs: int = 64,
+        enable_prefix_caching: bool = True,
+        batch_invariant: bool = False,
         compile: bool = False,
         seed: int = 0,
-        tap_layers: Seq[int] | None = None,
+        target_layer_ids: Seq[int] | None = None,
         want_hidden: bool = False,
         observer: Observer | None = None,
     ) -> None:
         for name, value in {
             "num_blocks": num_blocks,
-            "block_size": block_size,
-            "max_rows": max_rows,
-            "max_running": max_running,
+            "kv_block_size": kv_block_size,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_num_seqs": max_num_seqs,
         }.items():
             if value is not None and not is_positive_integer(value):
                 raise JetSpecError(f"{name}={value!r}: must be an integer of at least 1")
-        for name, flag in {"share_prefixes": share_prefixes, "exact": exact, "compile": compile}.items():
+        for name, flag in {
+            "enable_prefix_caching": enable_prefix_caching,
+            "batch_invariant": batch_invariant,
+            "compile": compile,
+        }.items():
             if not isinstance(flag, bool):
                 raise JetSpecError(f"{name}={flag!r}: must be True or False")
         if not isinstance(seed, int):
@@ -115,23 +119,28 @@ class Engine:
             )
         if not compile:  # a compiler would take every packed layer for a program of its own
             pack_linears(target.model)
-        target = target.as_exact() if exact else target
+        target = target.as_batch_invariant() if batch_invariant else target
         self.target = target = target.as_compiled() if compile else target
         self.drafter: Drafter | None = HeadDrafter(draft) if isinstance(draft, DraftHead) else draft
         if num_blocks is None:
-            num_blocks = _default_num_blocks(target, self.drafter, block_size, max_running)
-        self.blocks = BlockManager(num_blocks, block_size)
-        self.cache: KVCache = target.new_cache(num_blocks, block_size)
+            num_blocks = _default_num_blocks(target, self.drafter, kv_block_size, max_num_seqs)
+        self.blocks = BlockManager(num_blocks, kv_block_size)
+        self.cache: KVCache = target.new_cache(num_blocks, kv_block_size)
         if self.drafter is not None:
             self.drafter.take()
-            self.drafter.prepare(target, num_blocks, block_size)
+            self.drafter.prepare(target, num_blocks, kv_block_size)
         self.scheduler = Scheduler(
-            self.blocks, max_rows=max_rows, max_running=max_running, share_prefixes=share_prefixes
+            self.blocks,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            enable_prefix_caching=enable_prefix_caching,
         )
-        drafter_taps = self.drafter.tap_layers if self.drafter is not None else ()
-        if drafter_taps and tap_layers is not None and tuple(tap_layers) != tuple(drafter_taps):
-            raise JetSpecError(f"tap_layers={tuple(tap_layers)}: the drafter already taps {tuple(drafter_taps)}")
-        self.tap_layers = tuple(drafter_taps or tap_layers or ())
+        drafter_layers = self.drafter.target_layer_ids if self.drafter is not None else ()
+        if drafter_layers and target_layer_ids is not None and tuple(target_layer_ids) != tuple(drafter_layers):
+            raise JetSpecError(
+                f"target_layer_ids={tuple(target_layer_ids)}: the drafter already reads {tuple(drafter_layers)}"
+            )
+        self.target_layer_ids = tuple(drafter_layers or target_layer_ids or ())
         self.want_hidden = want_hidden
         self.observer = observer
         self.budget: Budget
@@ -142,7 +151,7 @@ class Engine:
         elif isinstance(tree_budget, int):
             self.budget = FixedBudget(tree_budget)
         else:
-            self.budget = AutoBudget(measure(target, self.cache, max_rows, self.tap_layers))
+            self.budget = AutoBudget(measure(target, self.cache, max_num_batched_tokens, self.target_layer_ids))
         self._seed = seed
         self._unseeded = count()
         self._sequences: dict[str, Sequence] = {}
@@ -309,7 +318,7 @@ class Engine:
             batch,
             self.cache,
             torch.tensor(rows, dtype=torch.int64, device=self.target.device),
-            taps=self.tap_layers,
+            target_layer_ids=self.target_layer_ids,
             final_hidden=self.want_hidden,
         )
         return output, starts
@@ -338,12 +347,14 @@ class Engine:
             sequence.metrics.decoded_tokens += len(walked.tokens)
             if self.observer is not None:
                 self.observer.round(
-                    Round(sequence.request_id, part.tokens, part.parents, part.log_probs, walked.rows, walked.tokens)
+                    RoundRecord(
+                        sequence.request_id, part.tokens, part.parents, part.log_probs, walked.rows, walked.tokens
+                    )
                 )
         return walked
 
     def _commit(self, parts: list[Part], batch: RowBatch, walks: list[Walk | None], output: TargetOutput) -> None:
-        """Keep the accepted rows' K/V in consecutive slots, hand their taps to the head, free the rest."""
+        """Keep the accepted rows' K/V in consecutive slots, hand their aux_hidden_states to the head, free the rest."""
         kept_rows: list[int] = []
         spans: list[tuple[Sequence, int, int]] = []
         sources: list[torch.Tensor] = []
@@ -359,7 +370,7 @@ class Engine:
             kept_rows += kept
             sequence.num_cached += len(rows)
             spans.append((sequence, start, sequence.num_cached))
-            sequence.table.trim(sequence.num_cached + 1)
+            sequence.table.truncate(sequence.num_cached + 1)
             sequence.table.publish(sequence.token_ids, sequence.num_cached)
             if self.observer is not None:
                 tokens = part.row_tokens
@@ -368,7 +379,7 @@ class Engine:
                         sequence.request_id,
                         start,
                         [tokens[r] for r in rows],
-                        None if output.taps is None else output.taps[kept],
+                        None if output.aux_hidden_states is None else output.aux_hidden_states[kept],
                         None if output.hidden is None else output.hidden[kept],
                     )
                 )
@@ -379,8 +390,8 @@ class Engine:
             self.cache.move(source[moved].to(device), destination[moved].to(device))
         if self.drafter is not None:
             index = torch.tensor(kept_rows, dtype=torch.int64, device=device)
-            taps = None if output.taps is None else output.taps[index]
-            self.drafter.extend(CommittedRows(spans, batch.positions[index], destination.to(device), taps))
+            aux_hidden_states = None if output.aux_hidden_states is None else output.aux_hidden_states[index]
+            self.drafter.extend(CommittedRows(spans, batch.positions[index], destination.to(device), aux_hidden_states))
 
     def _learn(
         self,
@@ -405,7 +416,7 @@ class Engine:
         if self.observer is not None:
             tree_s = self.drafter.tree_s if self.drafter is not None and drafted else 0.0
             self.observer.step(
-                Step(
+                EngineStep(
                     rows=rows,
                     decoding=sum(part.is_round for part in parts),
                     drafted=len(drafted),
@@ -467,8 +478,8 @@ def _load(drafted: list[Sequence], others: list[Part]) -> Load:
     )
 
 
-def _default_num_blocks(target: Target, drafter: Drafter | None, block_size: int, max_running: int) -> int:
-    """Blocks for `max_running` full contexts, or as many as memory allows."""
+def _default_num_blocks(target: Target, drafter: Drafter | None, block_size: int, max_num_seqs: int) -> int:
+    """Blocks for `max_num_seqs` full contexts, or as many as memory allows."""
     per_block = target.cache_bytes_per_token * block_size
     if drafter is not None:
         per_block += drafter.cache_bytes_per_token * block_size
@@ -476,5 +487,5 @@ def _default_num_blocks(target: Target, drafter: Drafter | None, block_size: int
         available = int(torch.cuda.mem_get_info(target.device)[0] * DEFAULT_GPU_CACHE_SHARE)
     else:
         available = DEFAULT_CPU_CACHE_BYTES
-    needed = -(-target.max_context // block_size) * max_running
+    needed = -(-target.max_context // block_size) * max_num_seqs
     return max(1, min(needed, available // per_block))

@@ -11,19 +11,19 @@ import torch
 class Committed:
     """Rows of one sequence whose K/V became final, in order: positions `start .. start + len(token_ids) - 1`.
 
-    `taps` is `[n, num_taps * hidden]`, `hidden` the state after the final norm, `[n, hidden]`; each is None unless the
-    engine was asked for it.
+    `aux_hidden_states` is `[n, aux_layers * hidden]`, `hidden` the state after the final norm, `[n, hidden]`; each is
+    None unless the engine was asked for it.
     """
 
     request_id: str
     start: int
     token_ids: list[int]
-    taps: torch.Tensor | None
+    aux_hidden_states: torch.Tensor | None
     hidden: torch.Tensor | None
 
 
 @dataclass
-class Round:
+class RoundRecord:
     """One verify forward of one sequence: its draft tree in row order, and the walk through it."""
 
     request_id: str
@@ -35,7 +35,7 @@ class Round:
 
 
 @dataclass
-class Step:
+class EngineStep:
     """One round of the engine over all sequences: what it ran, what came of it, and where its seconds went.
 
     `draft_s` is the drafter's work but for `build_s`, in which trees were built of its scores and cut to the budget.
@@ -61,6 +61,6 @@ class Observer:
 
     def committed(self, rows: Committed) -> None: ...
 
-    def round(self, record: Round) -> None: ...
+    def round(self, record: RoundRecord) -> None: ...
 
-    def step(self, record: Step) -> None: ...
+    def step(self, record: EngineStep) -> None: ...

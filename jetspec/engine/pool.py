@@ -7,7 +7,7 @@ from collections.abc import Iterable
 BLOCK_SIZE = 16
 
 
-def blocks_for(lengths: Iterable[int], max_running: int, rows: int = 1) -> int:
-    """Blocks that hold the ``max_running`` longest of ``lengths`` tokens at once, and ``rows`` new rows of each."""
-    longest = sorted(lengths, reverse=True)[:max_running]
+def blocks_for(lengths: Iterable[int], max_num_seqs: int, rows: int = 1) -> int:
+    """Blocks that hold the ``max_num_seqs`` longest of ``lengths`` tokens at once, and ``rows`` new rows of each."""
+    longest = sorted(lengths, reverse=True)[:max_num_seqs]
     return sum(-(-(length + rows) // BLOCK_SIZE) + 1 for length in longest)

@@ -19,18 +19,20 @@ class Grant:
 
 
 class Scheduler:
-    """Shares `max_rows` and the cache blocks between decoding sequences, prompt chunks and new requests.
+    """Shares `max_num_batched_tokens` and the cache blocks between decoding sequences, prompt chunks and new requests.
 
     Every decoding sequence gets its root row; what is left goes to prompt chunks in order of arrival and to trees.
     A new request starts behind the longest prefix whose blocks are known. When blocks run out the newest sequence is
     preempted: its blocks are freed and its K/V recomputed later.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_rows: int, max_running: int, share_prefixes: bool) -> None:
+    def __init__(
+        self, blocks: BlockManager, *, max_num_batched_tokens: int, max_num_seqs: int, enable_prefix_caching: bool
+    ) -> None:
         self.blocks = blocks
-        self.share_prefixes = share_prefixes
-        self.max_rows = max_rows
-        self.max_running = min(max_running, max_rows)
+        self.enable_prefix_caching = enable_prefix_caching
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -39,7 +41,7 @@ class Scheduler:
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and free its blocks, wherever it is."""
-        sequence.table.trim(0)
+        sequence.table.truncate(0)
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -54,9 +56,9 @@ class Scheduler:
         decoding = self._reserve_roots()
         prefilling = [s for s in self.running if not s.is_decoding]
         # While prompts wait, trees leave half of the rows to them.
-        rows_for_trees = self.max_rows // 2 if prefilling else self.max_rows
+        rows_for_trees = self.max_num_batched_tokens // 2 if prefilling else self.max_num_batched_tokens
         per_tree = max(1, rows_for_trees // max(1, len(decoding)))
-        free_rows = self.max_rows - len(decoding)
+        free_rows = self.max_num_batched_tokens - len(decoding)
         grants: dict[str, int] = {s.request_id: 1 for s in decoding}
         drafting = [s for s in decoding if s.max_depth > 0]
         for sequence, allowed in zip(drafting, tree_rows(drafting), strict=True):
@@ -92,15 +94,15 @@ class Scheduler:
         return [s for s in decoding if s in self.running]
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_running:
+        while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            if self.share_prefixes and sequence.params.prompt_logprobs is None:
+            if self.enable_prefix_caching and sequence.params.prompt_logprobs is None:
                 # The last token always runs: its row chooses the next one.
-                sequence.num_cached = sequence.table.take_prefix(sequence.token_ids[:-1])
+                sequence.num_cached = sequence.table.match_prefix(sequence.token_ids[:-1])
             # Room for the whole known text and one more token, so that admission does not cause a preemption at once.
             missing = self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(sequence.table.blocks)
             if missing > self._unclaimed_blocks():
-                sequence.table.trim(0)
+                sequence.table.truncate(0)
                 sequence.num_cached = 0
                 return
             if sequence.metrics.preemptions == 0:
@@ -121,7 +123,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        sequence.table.trim(0)
+        sequence.table.truncate(0)
         sequence.num_cached = 0
         sequence.metrics.preemptions += 1
         self.waiting.appendleft(sequence)

@@ -2,9 +2,9 @@
 
 from jetspec.head.autoregressive import AutoregressiveHead
 from jetspec.head.base import DraftHead
+from jetspec.head.build import copy_weights, head_for_target, new_head
 from jetspec.head.checkpoint import load_head, save_head, shipped_heads
 from jetspec.head.config import HeadConfig
-from jetspec.head.kinds import new_head
 from jetspec.head.parallel import ParallelHead
 from jetspec.head.transition import Transition
 
@@ -14,6 +14,8 @@ __all__ = [
     "HeadConfig",
     "ParallelHead",
     "Transition",
+    "copy_weights",
+    "head_for_target",
     "load_head",
     "new_head",
     "save_head",

@@ -20,7 +20,8 @@ class AutoregressiveHead(DraftHead):
     """n decoder layers over entries that pair a token with the feature of the token before it.
 
     Entry j is (feature j, token j + 1), at position j, and predicts token j + 2. The feature of a committed token fuses
-    the target's taps there. Behind token n, the anchor, which has no taps yet, the context is the entries 0 .. n - 2;
+    the target's aux hidden states there. Behind token n, the anchor, which has none yet, the context is the entries
+    0 .. n - 2;
     their keys and values are computed once. The root of a draft is entry n - 1, the anchor with the feature of the last
     committed token, and predicts the tokens of depth 1. The entry of such a token has the head's own output at the
     root, before the final norm, for a feature, and predicts the tokens of depth 2; and so on.
@@ -37,9 +38,9 @@ class AutoregressiveHead(DraftHead):
     def cache_bytes_per_token(self) -> int:
         return super().cache_bytes_per_token + self.config.hidden_size * self.dtype.itemsize
 
-    def features(self, taps: Tensor) -> Tensor:
-        """Tapped hidden states [n, num_taps * hidden] -> features [n, hidden]."""
-        return self.fc(taps.to(self.dtype))
+    def features(self, aux_hidden_states: Tensor) -> Tensor:
+        """Tapped hidden states [n, aux_layers * hidden] -> features [n, hidden]."""
+        return self.fc(aux_hidden_states.to(self.dtype))
 
     @torch.inference_mode()
     def extend(
@@ -82,14 +83,18 @@ class AutoregressiveHead(DraftHead):
         x = self._entries(features, embeds).flatten(0, 1)
         return self._decode(x, positions.flatten(), attend_paths).unflatten(0, (sequences, width))
 
-    def forward_text(self, taps: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
-        features = self.features(taps)
-        embeds = embed(token_ids[1 : len(taps)]).to(self.dtype)
+    def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+        features = self.features(aux_hidden_states)
+        embeds = embed(token_ids[1 : len(aux_hidden_states)]).to(self.dtype)
         context = self._text_context(features[:-1], embeds)
         roots = (anchors - 1).unsqueeze(0)
-        paths = Paths(roots, [torch.arange(len(taps) - 1, device=taps.device)], lambda layer, _: context[layer])
+        paths = Paths(
+            roots,
+            [torch.arange(len(aux_hidden_states) - 1, device=aux_hidden_states.device)],
+            lambda layer, _: context[layer],
+        )
         # Every block is a chain: its nodes are the true tokens, each the child of its own block's node before.
-        parents = torch.arange(len(anchors), device=taps.device).unsqueeze(0)
+        parents = torch.arange(len(anchors), device=aux_hidden_states.device).unsqueeze(0)
         hidden, steps = features[roots], []
         for tokens in block_tokens(token_ids, anchors, self.config.block_size - 1).T:
             hidden = self.forward_level(hidden, embed(tokens).to(self.dtype).unsqueeze(0), paths, parents)
@@ -97,8 +102,8 @@ class AutoregressiveHead(DraftHead):
         return torch.stack(steps, dim=1)
 
     @torch.no_grad()
-    def read_last_tap(self) -> None:
-        super().read_last_tap()
+    def read_last_aux_hidden_state(self) -> None:
+        super().read_last_aux_hidden_state()
         self.input_proj.weight[:, self.config.hidden_size :].copy_(torch.eye(self.config.hidden_size))
 
     def _entries(self, features: Tensor, embeds: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from jetspec.head.config import HeadConfig
 from jetspec.head.layers import HeadLayer, Rotary
 
 if TYPE_CHECKING:
-    from jetspec.target import Target
+    pass
 
 KeysValues = tuple[Tensor, Tensor]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -27,19 +27,12 @@ class DraftHead(nn.Module, ABC):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(config.num_taps * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(config.num_aux_layers * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         layers = nn.ModuleList(HeadLayer(config) for _ in range(config.num_hidden_layers))
         self.layers = cast("list[HeadLayer]", layers)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config)
-
-    @classmethod
-    def from_target(cls, target: Target, **options: Any) -> DraftHead:
-        """A fresh head that fits `target`; see `jetspec.head.initialize.head_for_target` for the options."""
-        from jetspec.head.initialize import head_for_target
-
-        return head_for_target(target, **options)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,17 +55,17 @@ class DraftHead(nn.Module, ABC):
         return KVCache([shape] * self.config.num_hidden_layers, num_blocks, block_size, self.dtype, self.device)
 
     @abstractmethod
-    def forward_text(self, taps: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+    def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
         """Drafts behind many anchors of one known text, differentiably; equal to what the head drafts in use.
 
-        taps [n, num_taps * hidden] are those of its first positions, up to the last anchor at least; token_ids [T]
-        the whole text; anchors [A] positions of at least 1; embed the target's embedding. A draft sees the taps before
+        aux_hidden_states [n, aux_layers * hidden] are of its first positions, up to the last anchor at least; token_ids
+        [T] the whole text; anchors [A] positions of at least 1; embed the target's embedding. A draft sees those before
         its anchor. Returns hidden states [A, block_size - 1, hidden], ready for the target's lm_head: the one at
         (a, d - 1) predicts the token d places after anchor a. What is predicted from behind the text means nothing.
         """
 
     @torch.no_grad()
-    def read_last_tap(self) -> None:
+    def read_last_aux_hidden_state(self) -> None:
         """Set the weights before the layers so that these read the last tap as it is."""
         self.fc.weight.zero_()
         self.fc.weight[:, -self.config.hidden_size :].fill_diagonal_(1.0)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from jetspec.errors import JetSpecError
 from jetspec.head.base import DraftHead
+from jetspec.head.build import new_head
 from jetspec.head.config import HeadConfig
-from jetspec.head.kinds import new_head
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

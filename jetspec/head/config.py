@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jetspec.errors import JetSpecError
 
 if TYPE_CHECKING:
-    from jetspec.target import Target
+    from jetspec.models.target import Target
 
 #: What `architectures` says of each kind of head.
 ARCHITECTURES = {"parallel": "DFlashDraftModel", "autoregressive": "AutoregressiveDraftModel"}
@@ -26,7 +26,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class HeadConfig:
     """Sizes and meaning of a draft head.
 
-    `method` is the kind of head, one of `ARCHITECTURES`. `mask_token_id`, `causal`, `shifted` and `transition_size` are
+    `kind` is the kind of head, one of `ARCHITECTURES`. `mask_token_id`, `causal`, `shifted` and `transition_size` are
     a parallel head's; an autoregressive one has no mask token, is causal, not shifted and without transition.
     `block_size` counts the tokens of a block, anchor included. `target_layer_ids` are 0-based decoder layers of the
     target, in the order in which their outputs are concatenated. `shifted=False`: block position d predicts the
@@ -38,7 +38,7 @@ class HeadConfig:
     Raises JetSpecError, naming the field, where a value is out of range or two fields disagree.
     """
 
-    method: str = "parallel"
+    kind: str = "parallel"
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
@@ -66,7 +66,7 @@ class HeadConfig:
         for name in ("causal", "shifted", "attention_bias"):
             _require_bool(name, getattr(self, name))
         _require_int("block_size", self.block_size, at_least=2)
-        self._check_method()
+        self._check_kind()
         _require_int("dflash_config.transition_size", self.transition_size, at_least=0)
         _require_number("rms_norm_eps", self.rms_norm_eps)
         if self.num_attention_heads % self.num_key_value_heads:
@@ -77,15 +77,17 @@ class HeadConfig:
         if self.head_dim % 2:
             raise JetSpecError(f"head_dim must be even for rotary positions, got {self.head_dim}")
         object.__setattr__(self, "rope_parameters", _checked_rope(self.rope_parameters))
-        object.__setattr__(self, "target_layer_ids", _checked_taps(self.target_layer_ids, self.num_target_layers))
+        object.__setattr__(
+            self, "target_layer_ids", _checked_target_layer_ids(self.target_layer_ids, self.num_target_layers)
+        )
         layer_types = tuple(self.layer_types) or ("full_attention",) * self.num_hidden_layers
         object.__setattr__(self, "layer_types", layer_types)
         self._check_windows()
 
-    def _check_method(self) -> None:
-        if self.method not in ARCHITECTURES:
-            raise JetSpecError(f"method={self.method!r}: must be one of {', '.join(ARCHITECTURES)}")
-        if self.method == "parallel":
+    def _check_kind(self) -> None:
+        if self.kind not in ARCHITECTURES:
+            raise JetSpecError(f"kind={self.kind!r}: must be one of {', '.join(ARCHITECTURES)}")
+        if self.kind == "parallel":
             _require_int("dflash_config.mask_token_id", self.mask_token_id, at_least=0)
             return
         fixed = {"mask_token_id": None, "causal": True, "shifted": False, "transition_size": 0}
@@ -111,7 +113,7 @@ class HeadConfig:
             )
 
     @property
-    def num_taps(self) -> int:
+    def num_aux_layers(self) -> int:
         return len(self.target_layer_ids)
 
     @property
@@ -132,15 +134,15 @@ class HeadConfig:
         """
         _require_equal(data, "model_type", "qwen3")
         _require_equal(data, "hidden_act", "silu")
-        method = _read_method(data)
+        kind = _read_kind(data)
         plain = {name: _required(data, name) for name in (*_SIZES, "rms_norm_eps")}
         _require_int("num_hidden_layers", plain["num_hidden_layers"], at_least=1)
         return cls(
             **plain,
             rope_parameters=_read_rope(data),
             block_size=_required(data, "block_size", "dflash_config.block_size"),
-            method=method,
-            mask_token_id=_read_mask_token(data, method),
+            kind=kind,
+            mask_token_id=_read_mask_token(data, kind),
             target_layer_ids=_required(data, "dflash_config.target_layer_ids"),
             causal=_read_causal(data, causal),
             shifted=_optional(data, False, "dflash_config.shifted"),
@@ -154,7 +156,7 @@ class HeadConfig:
         scaling = {key: value for key, value in self.rope_parameters.items() if key != "rope_theta"}
         plain = {name: getattr(self, name) for name in (*_SIZES, "rms_norm_eps", "attention_bias", "block_size")}
         return {
-            "architectures": [ARCHITECTURES[self.method]],
+            "architectures": [ARCHITECTURES[self.kind]],
             "model_type": "qwen3",
             "hidden_act": "silu",
             "attention_dropout": 0.0,
@@ -239,19 +241,19 @@ def _required(data: Mapping[str, Any], *paths: str) -> Any:
     return value
 
 
-def _read_method(data: Mapping[str, Any]) -> str:
+def _read_kind(data: Mapping[str, Any]) -> str:
     found = data.get("architectures")
     if found is None:
         return "parallel"
-    for method, architecture in ARCHITECTURES.items():
+    for kind, architecture in ARCHITECTURES.items():
         if isinstance(found, list) and architecture in found:
-            return method
+            return kind
     raise JetSpecError(f"architectures is {found!r}; a draft head has one of {', '.join(ARCHITECTURES.values())}")
 
 
-def _read_mask_token(data: Mapping[str, Any], method: str) -> Any:
+def _read_mask_token(data: Mapping[str, Any], kind: str) -> Any:
     path = "dflash_config.mask_token_id"
-    return _required(data, path) if method == "parallel" else _optional(data, None, path)
+    return _required(data, path) if kind == "parallel" else _optional(data, None, path)
 
 
 def _read_causal(data: Mapping[str, Any], override: bool | None) -> bool:
@@ -308,20 +310,20 @@ def _checked_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     return dict(rope)
 
 
-def _checked_taps(taps: Sequence[int], num_target_layers: int) -> tuple[int, ...]:
+def _checked_target_layer_ids(target_layer_ids: Sequence[int], num_target_layers: int) -> tuple[int, ...]:
     name = "dflash_config.target_layer_ids"
-    if not isinstance(taps, Sequence) or isinstance(taps, str) or not taps:
-        raise JetSpecError(f"{name} must be a non-empty list of layer numbers, got {taps!r}")
-    for layer in taps:
+    if not isinstance(target_layer_ids, Sequence) or isinstance(target_layer_ids, str) or not target_layer_ids:
+        raise JetSpecError(f"{name} must be a non-empty list of layer numbers, got {target_layer_ids!r}")
+    for layer in target_layer_ids:
         _require_int(name, layer, at_least=0)
         if layer >= num_target_layers:
             raise JetSpecError(
                 f"{name} holds layer {layer}, but num_target_layers is {num_target_layers}: "
                 f"layers are numbered 0 to {num_target_layers - 1}"
             )
-    if len(set(taps)) != len(taps):
-        raise JetSpecError(f"{name} names a layer twice: {list(taps)}")
-    return tuple(taps)
+    if len(set(target_layer_ids)) != len(target_layer_ids):
+        raise JetSpecError(f"{name} names a layer twice: {list(target_layer_ids)}")
+    return tuple(target_layer_ids)
 
 
 def _require_equal(data: Mapping[str, Any], name: str, wanted: str) -> None:

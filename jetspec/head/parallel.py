@@ -31,9 +31,9 @@ class ParallelHead(DraftHead):
         super().__init__(config)
         self.transition = Transition(config) if config.transition_size else None
 
-    def context(self, taps: Tensor) -> Tensor:
-        """Tapped hidden states [n, num_taps * hidden] -> fused context [n, hidden]."""
-        return self.hidden_norm(self.fc(taps.to(self.dtype)))
+    def context(self, aux_hidden_states: Tensor) -> Tensor:
+        """Tapped hidden states [n, aux_layers * hidden] -> fused context [n, hidden]."""
+        return self.hidden_norm(self.fc(aux_hidden_states.to(self.dtype)))
 
     def context_kv(self, context: Tensor, positions: Tensor) -> list[KeysValues]:
         """Fused context [n, hidden] at positions [n] -> per layer, keys and values [n, kv_heads, head_dim]."""
@@ -41,9 +41,9 @@ class ParallelHead(DraftHead):
         return [layer.self_attn.keys_values(context, rotation) for layer in self.layers]
 
     @torch.inference_mode()
-    def extend(self, taps: Tensor, positions: Tensor, slots: Tensor, cache: KVCache) -> None:
-        """Write the context of newly committed tokens: taps [n, num_taps * hidden], positions [n], slots [n]."""
-        for layer, (keys, values) in enumerate(self.context_kv(self.context(taps), positions)):
+    def extend(self, aux_hidden_states: Tensor, positions: Tensor, slots: Tensor, cache: KVCache) -> None:
+        """Write the context of committed tokens: states [n, aux_layers * hidden], positions and slots [n]."""
+        for layer, (keys, values) in enumerate(self.context_kv(self.context(aux_hidden_states), positions)):
             cache.write(layer, slots, keys, values)
 
     @torch.inference_mode()
@@ -135,11 +135,11 @@ class ParallelHead(DraftHead):
 
         return self._decode_blocks(block_embeds, positions, attend_context)
 
-    def forward_text(self, taps: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+    def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
         known = block_tokens(token_ids, anchors, self.config.block_size - 1)
         block = torch.full((len(anchors), self.config.block_size), self.mask_token_id, device=anchors.device)
         block[:, 0] = known[:, 0]
-        hidden = self.forward_train(self.context(taps), embed(block).to(self.dtype), anchors)[:, 1:]
+        hidden = self.forward_train(self.context(aux_hidden_states), embed(block).to(self.dtype), anchors)[:, 1:]
         if self.transition is None:
             return hidden
         shift, _ = self.transition(embed(known))

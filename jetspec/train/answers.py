@@ -14,8 +14,8 @@ import torch
 from jetspec.engine import Engine, Sequence
 from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.train.prompts import Answer, Ask
 
 #: Told (done, in all, tokens written since the work began).
@@ -67,7 +67,7 @@ class EngineAnswers:
     temperature: float
     seed: int
     target_name: str  # tells targets apart
-    max_running: int = 64
+    max_num_seqs: int = 64
     progress: OnProgress | None = None
     sampling: dict[str, Any] = field(default_factory=dict)  # other fields of SamplingParams
 
@@ -93,8 +93,8 @@ class EngineAnswers:
         lengths = [len(ids) + self.max_tokens for ids in prompts.values()]
         if not lengths:
             return
-        blocks = blocks_for(lengths, self.max_running)
-        engine = Engine(self.target, num_blocks=blocks, block_size=BLOCK_SIZE, max_running=self.max_running)
+        blocks = blocks_for(lengths, self.max_num_seqs)
+        engine = Engine(self.target, num_blocks=blocks, kv_block_size=BLOCK_SIZE, max_num_seqs=self.max_num_seqs)
         for key, ids in prompts.items():
             seed = int(key[:15], 16)
             params = SamplingParams(

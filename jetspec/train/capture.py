@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from jetspec.digest import weights_digest
 from jetspec.engine import Committed, Engine, Observer
 from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
+from jetspec.fingerprint import weights_fingerprint
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.train.files import write_atomically
 from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt
@@ -37,7 +37,7 @@ INDEX = "index.json"
 class CaptureSettings:
     """What decides the content of a capture, beside target and prompts."""
 
-    tap_layers: tuple[int, ...]
+    target_layer_ids: tuple[int, ...]
     max_tokens: int = 256
     temperature: float = 0.0
     seed: int = 0
@@ -50,7 +50,7 @@ def capture(
     folder: str | Path,
     settings: CaptureSettings,
     *,
-    max_running: int = 64,
+    max_num_seqs: int = 64,
     on_progress: Callable[[int, int, int], None] | None = None,
     processes: Processes | None = None,
 ) -> None:
@@ -81,7 +81,7 @@ def capture(
             if on_progress is not None:
                 on_progress(first + done, len(prompts), before + tokens)
 
-        recorded = _run(target, prompts[first : first + size], first, settings, max_running, report)
+        recorded = _run(target, prompts[first : first + size], first, settings, max_num_seqs, report)
         written += sum(len(r.token_ids) - r.loss_start for r in recorded)
         write_atomically(shards[number].with_suffix(".safetensors"), save(_pack(recorded)))
         index = {"lengths": [len(r.token_ids) for r in recorded], "loss_starts": [r.loss_start for r in recorded]}
@@ -100,7 +100,7 @@ class _Recorded:
 
     token_ids: list[int]  # [T]
     loss_start: int
-    taps: Tensor  # [T - 1, num_taps * hidden] bfloat16
+    aux_hidden_states: Tensor  # [T - 1, aux_layers * hidden] bfloat16
     hidden: Tensor  # [T - 1, hidden] bfloat16
 
 
@@ -112,20 +112,22 @@ class _Recorder(Observer):
         self._count: dict[str, int] = defaultdict(int)
 
     def committed(self, rows: Committed) -> None:
-        assert rows.taps is not None
+        assert rows.aux_hidden_states is not None
         assert rows.hidden is not None
         known = self._count[rows.request_id]
         assert rows.start <= known, "rows are missing"
-        taps, hidden = rows.taps[known - rows.start :], rows.hidden[known - rows.start :]
-        if len(taps):
-            self._rows[rows.request_id].append((taps.to("cpu", torch.bfloat16), hidden.to("cpu", torch.bfloat16)))
-            self._count[rows.request_id] += len(taps)
+        aux_hidden_states, hidden = rows.aux_hidden_states[known - rows.start :], rows.hidden[known - rows.start :]
+        if len(aux_hidden_states):
+            self._rows[rows.request_id].append(
+                (aux_hidden_states.to("cpu", torch.bfloat16), hidden.to("cpu", torch.bfloat16))
+            )
+            self._count[rows.request_id] += len(aux_hidden_states)
 
     def take(self, request_id: str, token_ids: list[int], loss_start: int) -> _Recorded:
-        taps, hidden = (torch.cat(parts) for parts in zip(*self._rows.pop(request_id), strict=True))
+        aux_hidden_states, hidden = (torch.cat(parts) for parts in zip(*self._rows.pop(request_id), strict=True))
         rows = len(token_ids) - 1
-        assert len(taps) >= rows, "rows are missing"
-        return _Recorded(token_ids, loss_start, taps[:rows], hidden[:rows])
+        assert len(aux_hidden_states) >= rows, "rows are missing"
+        return _Recorded(token_ids, loss_start, aux_hidden_states[:rows], hidden[:rows])
 
 
 @torch.inference_mode()
@@ -134,7 +136,7 @@ def _run(
     prompts: Sequence[Prompt],
     first: int,
     settings: CaptureSettings,
-    max_running: int,
+    max_num_seqs: int,
     report: Callable[[int, int], None],
 ) -> list[_Recorded]:
     """Answer ``prompts``, whose numbers start at ``first``, and return them in order.
@@ -147,11 +149,11 @@ def _run(
     ]
     engine = Engine(
         target,
-        num_blocks=blocks_for(lengths, max_running),
-        block_size=BLOCK_SIZE,
-        max_running=max_running,
-        share_prefixes=False,  # rows behind a shared prefix would not run, and not be seen
-        tap_layers=settings.tap_layers,
+        num_blocks=blocks_for(lengths, max_num_seqs),
+        kv_block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        enable_prefix_caching=False,  # rows behind a shared prefix would not run, and not be seen
+        target_layer_ids=settings.target_layer_ids,
         want_hidden=True,
         observer=recorder,
     )
@@ -181,7 +183,7 @@ def _pack(recorded: list[_Recorded]) -> dict[str, Tensor]:
     """Sequences laid end to end; where one starts follows from the lengths in the index."""
     return {
         "token_ids": torch.tensor([t for r in recorded for t in r.token_ids], dtype=torch.int32),
-        "taps": torch.cat([r.taps for r in recorded]),
+        "aux_hidden_states": torch.cat([r.aux_hidden_states for r in recorded]),
         "hidden": torch.cat([r.hidden for r in recorded]),
     }
 
@@ -218,7 +220,7 @@ def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> 
 def _fingerprint(target: Target, prompts: Sequence[Prompt], settings: CaptureSettings) -> dict[str, str]:
     """What a capture depends on, by name: digests of the target and the prompts, and the settings themselves."""
     return {
-        "target": weights_digest(target.model),
+        "target": weights_fingerprint(target.model),
         "prompts": _digest(repr([(p.token_ids, p.response_ids) for p in prompts]).encode()),
         **{name: repr(value) for name, value in vars(settings).items()},
     }

@@ -39,15 +39,15 @@ def model_card(
     weighting = "the head's own probability of getting there"
     if config.weighting == "decay":
         weighting = f"exp(-(d - 1) / {config.depth_gamma:g})"
-    taps = ", ".join(map(str, head.target_layer_ids))
-    if head.method == "parallel":
+    layers = ", ".join(map(str, head.target_layer_ids))
+    if head.kind == "parallel":
         kind = f"{'causal' if head.causal else 'bidirectional'} blocks of\n{head.block_size} tokens (anchor included)"
-        taps += f" (0-based), mask token id {head.mask_token_id}"
+        layers += f" (0-based), mask token id {head.mask_token_id}"
         if head.transition_size:
-            taps += f". A transition of {head.transition_size} numbers conditions a draft on its path"
+            layers += f". A transition of {head.transition_size} numbers conditions a draft on its path"
     else:
         kind = f"autoregressive,\n{head.block_size - 1} tokens ahead"
-        taps += " (0-based)"
+        layers += " (0-based)"
     return f"""---
 license: {config.license}
 tags: [speculative-decoding, jetspec, draft-head]
@@ -66,7 +66,7 @@ llm = LLM("{config.target}", draft="path/to/this/directory")
 
 ## Head
 
-{head.num_hidden_layers} layers, {parameters / 1e6:.1f} M parameters in {config.dtype}, {kind}, target layers {taps}.
+{head.num_hidden_layers} layers, {parameters / 1e6:.1f} M parameters in {config.dtype}, {kind}, target layers {layers}.
 
 ## Data
 

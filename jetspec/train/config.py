@@ -50,11 +50,11 @@ class TrainConfig:
     max_prompts: int | None = option(None, help="Train on this many prompts at most.", group=ANSWERS, least=1)
     max_tokens: int = option(256, help="Longest answer.", group=ANSWERS, least=2)
     temperature: float = option(0.0, help="Of the target's answers; 0 is greedy.", group=ANSWERS, least=0)
-    max_running: int = option(64, help="Answers at the same time.", group=ANSWERS, least=1, free=True)
+    max_num_seqs: int = option(64, help="Answers at the same time.", group=ANSWERS, least=1, free=True)
     self_prompts: int = option(0, help="Prompts that the target writes itself.", group=ANSWERS, least=0)
     regenerate: bool = option(False, help="Write given answers anew.", group=ANSWERS, flags=("--regenerate",))
     chat_template_kwargs: dict | None = option(
-        None, help='Switches of the chat template: {"enable_thinking": false}.', group=ANSWERS
+        None, help='ChatTemplateKwargs of the chat template: {"enable_thinking": false}.', group=ANSWERS
     )
     on_bad_rows: Literal["refuse", "skip"] = option(
         "refuse", help="What to do where a row cannot be used.", group=ANSWERS
@@ -71,12 +71,12 @@ class TrainConfig:
     )
     shard_sequences: int = option(128, help="Answers captured and stored at a time.", group=ANSWERS, least=1)
 
-    method: Literal["parallel", "autoregressive"] = option(
+    kind: Literal["parallel", "autoregressive"] = option(
         "parallel", help="Draft all depths in one forward, or one a forward as EAGLE-3 does.", group=HEAD
     )
     num_layers: int = option(3, help="Layers of the head.", group=HEAD, least=1)
     block_size: int = option(8, help="Tokens of a block, the known one included.", group=HEAD, least=2)
-    num_taps: int = option(5, help="Target layers the head reads.", group=HEAD, least=1)
+    num_aux_layers: int = option(5, help="Target layers the head reads.", group=HEAD, least=1)
     target_layer_ids: tuple[int, ...] | None = option(None, help="These layers instead: 1,8,15.", group=HEAD, least=0)
     causal: bool = option(True, help="What a block position sees.", group=HEAD, flags=("--causal/--bidirectional",))
     transition_size: int | None = option(
@@ -169,9 +169,9 @@ class TrainConfig:
             value = checked(field.name, getattr(self, field.name), _KINDS[field.name], option_of(field))
             object.__setattr__(self, field.name, value)
         self._check_data()
-        self._check_method()
+        self._check_kind()
         if self.transition_size is None:
-            conditioned = self.method == "parallel" and self.causal
+            conditioned = self.kind == "parallel" and self.causal
             object.__setattr__(self, "transition_size", TRANSITION_SIZE if conditioned else 0)
 
     def _check_data(self) -> None:
@@ -187,16 +187,16 @@ class TrainConfig:
             if self.answers_from is None and getattr(self, name) is not None:
                 raise JetSpecError(f"{name}={getattr(self, name)!r}: is for a server; give answers_from too")
 
-    def _check_method(self) -> None:
+    def _check_kind(self) -> None:
         only_parallel: dict[str, tuple[Any, ...]] = {
             "causal": (True,),
             "transition_size": (None, 0),
             "mask_token": (None,),
         }
         for name, neutral in only_parallel.items():
-            if self.method != "parallel" and getattr(self, name) not in neutral:
+            if self.kind != "parallel" and getattr(self, name) not in neutral:
                 raise JetSpecError(
-                    f"{name}={getattr(self, name)!r}: is for method 'parallel'; leave it out with {self.method!r}"
+                    f"{name}={getattr(self, name)!r}: is for kind 'parallel'; leave it out with {self.kind!r}"
                 )
 
     @classmethod

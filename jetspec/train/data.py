@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from jetspec.digest import weights_digest
 from jetspec.errors import JetSpecError
+from jetspec.fingerprint import weights_fingerprint
+from jetspec.models.target import Target
 from jetspec.prompts import BadRows, Row, read_rows
-from jetspec.target import Target
 from jetspec.train.answers import AnswerStore, EngineAnswers, OnProgress
 from jetspec.train.config import TrainConfig
 from jetspec.train.prompts import Answerer, Conversation, Prompt, answer_rows, split_held_out, turns, unique
@@ -40,12 +40,12 @@ def training_prompts(
     renderer = Renderer(target, chat=config.chat, template_kwargs=config.chat_template_kwargs)
     rows = [] if config.prompts is None else read_rows(config.prompts, bad)
     given = _rendered(rows, renderer, bad)
-    bad.settle(say, FIX)
+    bad.raise_if_any(say, FIX)
     if config.self_prompts:
         engine = _engine(target, config, USER_TURNS, track("writing prompts"))
         texts = write_user_turns(engine, renderer, config.self_prompts)
         given += _rendered([Row(f"self prompt {n}", text) for n, text in enumerate(texts, 1)], renderer, bad)
-        bad.settle(say, FIX)
+        bad.raise_if_any(say, FIX)
     distinct = unique(given, key=lambda c: tuple(p.token_ids for p in c.prompts))
     if len(distinct) < len(given):
         say(f"left out {len(given) - len(distinct)} prompts that occur more than once")
@@ -62,7 +62,7 @@ def training_prompts(
         ask_last = config.answers_from is not None
         training = answer_rows([c.row for c in chosen], partial(start, ask_last=ask_last), answerer, bad)
         held_out = answer_rows([c.row for c in apart], start, answerer, bad)
-        bad.settle(say, FIX)
+        bad.raise_if_any(say, FIX)
     else:
         training, held_out = [c.prompts for c in chosen], [c.prompts for c in apart]
     evaluation = [p for prompts in held_out for p in prompts]
@@ -90,8 +90,8 @@ def _engine(target: Target, config: TrainConfig, file: str, progress: OnProgress
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         seed=config.seed,
-        target_name=weights_digest(target.model),
-        max_running=config.max_running,
+        target_name=weights_fingerprint(target.model),
+        max_num_seqs=config.max_num_seqs,
         progress=progress,
     )
 

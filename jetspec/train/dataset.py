@@ -19,7 +19,7 @@ class Captured:
 
     token_ids: Tensor  # [T] int64
     loss_start: int  # position of the first token of the answer
-    taps: Tensor  # [T - 1, num_taps * hidden]
+    aux_hidden_states: Tensor  # [T - 1, aux_layers * hidden]
     hidden: Tensor  # [T - 1, hidden], after the final norm
 
 
@@ -50,14 +50,14 @@ class CapturedSequences:
         return ids.long()
 
     def read(self, index: int, rows: int | None = None) -> Captured:
-        """Sequence ``index``, with the taps of its first ``rows`` positions only where given."""
+        """Sequence ``index``, with the aux_hidden_states of its first ``rows`` positions only where given."""
         file, _, row = self._places[index]
         length = self.lengths[index]
         last = length - 1 if rows is None else min(rows, length - 1)
         return Captured(
             self.token_ids(index),
             self.loss_starts[index],
-            file.get_slice("taps")[row : row + last],
+            file.get_slice("aux_hidden_states")[row : row + last],
             file.get_slice("hidden")[row : row + length - 1],
         )
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from jetspec.engine import Engine, Observer, Round
+from jetspec.engine import Engine, Observer, RoundRecord
 from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.head import DraftHead
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.train.processes import Processes
 
 #: Prompts that are answered at the same time.
@@ -81,7 +81,7 @@ class _Rounds(Observer):
     def __init__(self) -> None:
         self.by_tokens: Counter[int] = Counter()
 
-    def round(self, record: Round) -> None:
+    def round(self, record: RoundRecord) -> None:
         self.by_tokens[len(record.new_tokens)] += 1
 
 
@@ -94,16 +94,16 @@ def _answer(
     answers: list[set[tuple[int, ...]]],
 ) -> Counter[int]:
     """Answer the requests together and add what each says to ``answers``; returns rounds by tokens committed."""
-    max_running = min(MAX_RUNNING, len(requests))
+    max_num_seqs = min(MAX_RUNNING, len(requests))
     lengths = [len(ids) + (params.max_tokens or 0) for ids, params in requests]
     rounds = _Rounds()
     engine = Engine(
         target,
         head,
         tree_budget=budget,
-        num_blocks=blocks_for(lengths, max_running, budget),
-        block_size=BLOCK_SIZE,
-        max_running=max_running,
+        num_blocks=blocks_for(lengths, max_num_seqs, budget),
+        kv_block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
         observer=rounds,
     )
     sequences = [engine.add(str(i), ids, params) for i, (ids, params) in enumerate(requests)]

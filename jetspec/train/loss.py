@@ -17,7 +17,7 @@ from torch import Tensor
 
 from jetspec.attention import RowBatch
 from jetspec.errors import JetSpecError
-from jetspec.target import Target
+from jetspec.models.target import Target
 
 #: Bytes of logits that are alive at once. Large enough that reading the lm_head's weight is a small part of the work.
 CHUNK_BYTES = 48 << 20

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from jetspec.errors import JetSpecError
-from jetspec.target import resolve_device
+from jetspec.models.loading import resolve_device
 
 #: How long processes wait for each other: one may have to download the target first.
 TIMEOUT = timedelta(hours=2)

@@ -11,8 +11,8 @@ from typing import Any, cast
 from jinja2 import TemplateError
 
 from jetspec.errors import JetSpecError
+from jetspec.models.target import Target, encode_text
 from jetspec.prompts import Message, PromptInput, is_conversation
-from jetspec.target import Target, encode_text
 
 #: Stands for a turn's content where a template's own words are looked for.
 MARKER = "words-of-this-turn"

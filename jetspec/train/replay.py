@@ -18,9 +18,9 @@ from jetspec.engine.drafters import CommittedRows
 from jetspec.engine.pool import BLOCK_SIZE
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
-from jetspec.packing import pack_linears
+from jetspec.models.onednn_linear import pack_linears
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.train.dataset import Captured
 from jetspec.tree import Walk, walk
 
@@ -31,7 +31,7 @@ class Replay:
     Args:
         target: whose answers they are; its embedding and output layer serve the head, its layers do not run.
         drafter: a new one, which belongs to this replay from now on.
-        answers: what was captured, with the taps that the drafter reads.
+        answers: what was captured, with the aux_hidden_states that the drafter reads.
         temperature: at which the answers were drawn; drafts are made for it.
         max_tokens: most tokens that an answer could have had, which bounds a draft's depth; by default each answer's
             own length.
@@ -113,11 +113,14 @@ class Replay:
         device, dtype = self.target.device, self.target.dtype
         positions = torch.cat([torch.arange(start, stop) for _, start, stop in spans]).to(device)
         slots = torch.cat([sequence.table.slots(start, stop) for sequence, start, stop in spans]).to(device)
-        taps = None
-        if self.drafter.tap_layers:
-            parts = [self.answers[i].taps[start:stop] for (i, _), (_, start, stop) in zip(counts, spans, strict=True)]
-            taps = torch.cat(parts).to(device, dtype)
-        self.drafter.extend(CommittedRows(spans, positions, slots, taps))
+        aux_hidden_states = None
+        if self.drafter.target_layer_ids:
+            parts = [
+                self.answers[i].aux_hidden_states[start:stop]
+                for (i, _), (_, start, stop) in zip(counts, spans, strict=True)
+            ]
+            aux_hidden_states = torch.cat(parts).to(device, dtype)
+        self.drafter.extend(CommittedRows(spans, positions, slots, aux_hidden_states))
 
 
 def acceptance_length(rounds: Counter[int]) -> float:

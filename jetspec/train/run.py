@@ -11,9 +11,10 @@ import torch
 from rich.console import Console
 
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead, load_head, save_head
-from jetspec.head.initialize import copy_weights
-from jetspec.target import Target, default_tap_layers, load_target
+from jetspec.head import DraftHead, head_for_target, load_head, save_head
+from jetspec.head.build import copy_weights
+from jetspec.models.loading import load_target
+from jetspec.models.target import Target, default_target_layer_ids
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.card import model_card
 from jetspec.train.checkpoint import load_checkpoint
@@ -118,8 +119,8 @@ def train(
 
 def _tap_layers(target: Target, config: TrainConfig) -> tuple[int, ...]:
     if config.target_layer_ids is not None:
-        return tuple(target.validate_taps(config.target_layer_ids))
-    return tuple(default_tap_layers(target.num_layers, config.num_taps))
+        return tuple(target.validate_target_layer_ids(config.target_layer_ids))
+    return tuple(default_target_layer_ids(target.num_layers, config.num_aux_layers))
 
 
 def _prompts(
@@ -140,7 +141,7 @@ def _capture(
     target: Target, prompts: list[Prompt], config: TrainConfig, processes: Processes, display: Display
 ) -> CapturedSequences:
     settings = CaptureSettings(
-        tap_layers=_tap_layers(target, config),
+        target_layer_ids=_tap_layers(target, config),
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         seed=config.seed,
@@ -152,7 +153,7 @@ def _capture(
         prompts,
         folder,
         settings,
-        max_running=config.max_running,
+        max_num_seqs=config.max_num_seqs,
         on_progress=display.track("capturing answers"),
         processes=processes,
     )
@@ -165,9 +166,9 @@ def initial_head(target: Target, config: TrainConfig, used: frozenset[int] = fro
     JetSpecError where it does not fit the target, or is not the head that ``init`` names but for what it may add.
     """
     trained = None if config.init in ("target", "random") else load_head(config.init, dtype=torch.float32)
-    head = DraftHead.from_target(
+    head = head_for_target(
         target,
-        method=config.method,
+        kind=config.kind,
         num_layers=config.num_layers,
         block_size=config.block_size,
         target_layer_ids=_tap_layers(target, config),
@@ -183,7 +184,7 @@ def initial_head(target: Target, config: TrainConfig, used: frozenset[int] = fro
 
 
 def _mask_token(target: Target, used: frozenset[int], config: TrainConfig, trained: DraftHead | None) -> int | None:
-    if config.method == "autoregressive":
+    if config.kind == "autoregressive":
         return None
     if config.mask_token is None and trained is not None and trained.config.mask_token_id is not None:
         return trained.config.mask_token_id

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jetspec.head import DraftHead
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train.blocks import Blocks, keyed_generator, make_blocks, sample_anchors
 from jetspec.train.config import TrainConfig
 from jetspec.train.dataset import CapturedSequences
@@ -57,7 +57,7 @@ class GradientStep:
         teacher = teach(layer, captured.hidden[positions].to(device), labels, self.config.hard_labels)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             hidden = self.head.forward_text(
-                captured.taps.to(device, self.head.dtype),
+                captured.aux_hidden_states.to(device, self.head.dtype),
                 captured.token_ids.to(device),
                 blocks.anchors.to(device),
                 self.target.embed,

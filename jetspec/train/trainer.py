@@ -11,7 +11,7 @@ import torch
 
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train.blocks import anchor_range
 from jetspec.train.checkpoint import (
     FOLDER,

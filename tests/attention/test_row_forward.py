@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from jetspec.target import Target
-from tests.attention.forest import Part, Pool, paths, plain_forward, random_ids, random_parents
-from tests.tiny import TINY_MODELS, tiny_gemma2, tiny_gpt_oss
+from jetspec.models.target import Target
+from tests.helpers.forest import Part, Pool, paths, plain_forward, random_ids, random_parents
+from tests.helpers.tiny import TINY_MODELS, tiny_gemma2, tiny_gpt_oss
 
 MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss}
 KINDS = sorted(MODELS)
@@ -36,10 +36,12 @@ def assert_rows_equal_plain(pool: Pool, model, parts: list[Part]) -> None:
         context = pool.committed[part.sequence]
         rows = slice(start, start + len(part.token_ids))
         found = paths(part.parents)
-        plain = plain_forward(model, [torch.cat([context, part.token_ids[path]]) for path in found], pool.taps)
-        for path, (logits, taps) in zip(found, plain):
+        plain = plain_forward(
+            model, [torch.cat([context, part.token_ids[path]]) for path in found], pool.aux_hidden_states
+        )
+        for path, (logits, aux_hidden_states) in zip(found, plain):
             assert_close(output.logits[rows][path], logits[len(context) :])
-            assert_close(output.taps[rows][path], taps[len(context) :])
+            assert_close(output.aux_hidden_states[rows][path], aux_hidden_states[len(context) :])
         start = rows.stop
 
 
@@ -47,13 +49,13 @@ def assert_rows_equal_plain(pool: Pool, model, parts: list[Part]) -> None:
 @pytest.mark.parametrize("chunk", [1, 5, 16, 64])
 def test_prompt_chunks(models, kind, chunk):
     target, model = models[kind]
-    pool, ids = Pool(target, taps=TAPS), random_ids(37, seed=chunk)
+    pool, ids = Pool(target, aux_hidden_states=TAPS), random_ids(37, seed=chunk)
     [(expected_logits, expected_taps)] = plain_forward(model, [ids], TAPS)
     for start in range(0, len(ids), chunk):
         part = Part.chain(0, ids[start : start + chunk])
         output = pool.forward([part])
         assert_close(output.logits, expected_logits[start : start + chunk])
-        assert_close(output.taps, expected_taps[start : start + chunk])
+        assert_close(output.aux_hidden_states, expected_taps[start : start + chunk])
         pool.commit(part, list(range(len(part.token_ids))))
 
 
@@ -62,7 +64,7 @@ def test_prompt_chunks(models, kind, chunk):
 def test_random_trees(models, kind, context):
     """Contexts on both sides of the sliding window of 8; trees deep enough to cross it on their own."""
     target, model = models[kind]
-    pool, rng = Pool(target, taps=TAPS, seed=context), random.Random(context)
+    pool, rng = Pool(target, aux_hidden_states=TAPS, seed=context), random.Random(context)
     if context:
         pool.prefill(0, random_ids(context, seed=context))
     for size in (1, 2, 6, 24):
@@ -74,7 +76,7 @@ def test_random_trees(models, kind, context):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batch_of_chunks_single_rows_and_trees(models, kind):
     target, model = models[kind]
-    pool, rng = Pool(target, num_sequences=5, taps=TAPS), random.Random(1)
+    pool, rng = Pool(target, num_sequences=5, aux_hidden_states=TAPS), random.Random(1)
     for sequence, length in enumerate([0, 5, 30, 9, 17]):
         if length:
             pool.prefill(sequence, random_ids(length, seed=sequence))
@@ -92,7 +94,7 @@ def test_ragged_batch_of_chunks_single_rows_and_trees(models, kind):
 def test_decoding_after_ragged_commits_never_reads_rejected_rows(models, kind):
     """Rounds of trees in which a random path is kept; whatever was not committed is NaN before the next round."""
     target, model = models[kind]
-    pool, rng = Pool(target, num_sequences=2, taps=TAPS), random.Random(2)
+    pool, rng = Pool(target, num_sequences=2, aux_hidden_states=TAPS), random.Random(2)
     for sequence in range(2):
         pool.prefill(sequence, random_ids(6 + sequence, seed=sequence))
     pool.poison()
@@ -112,11 +114,11 @@ def test_decoding_after_ragged_commits_never_reads_rejected_rows(models, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_tap_is_the_layer_output_before_the_final_norm(models, kind):
     target, model = models[kind]
-    pool, ids = Pool(target, taps=(5, 1)), random_ids(11, seed=0)
+    pool, ids = Pool(target, target_layer_ids=(5, 1)), random_ids(11, seed=0)
     output = pool.forward([Part.chain(0, ids)], final_hidden=True)
     [(final, _)] = plain_forward(model, [ids])
     hidden_states = model(ids[None], output_hidden_states=True).hidden_states
-    last, second = output.taps.split(target.hidden_size, dim=-1)
+    last, second = output.aux_hidden_states.split(target.hidden_size, dim=-1)
     assert_close(second, hidden_states[2][0])
     assert_close(model.get_decoder().norm(last), hidden_states[-1][0])
     assert_close(output.hidden, hidden_states[-1][0])
@@ -129,10 +131,10 @@ def test_logits_of_chosen_rows_only(models, kind):
     target, _ = models[kind]
     part = Part.chain(0, random_ids(9, seed=1))
     every = Pool(target).forward([part])
-    some = Pool(target, taps=TAPS).forward([part], logits_rows=torch.tensor([7, 0, 7]))
-    none = Pool(target, taps=TAPS).forward([part], logits_rows=torch.tensor([], dtype=torch.int64))
+    some = Pool(target, aux_hidden_states=TAPS).forward([part], logits_rows=torch.tensor([7, 0, 7]))
+    none = Pool(target, aux_hidden_states=TAPS).forward([part], logits_rows=torch.tensor([], dtype=torch.int64))
     assert_close(some.logits, every.logits[[7, 0, 7]])
     assert none.logits.shape == (0, target.vocab_size)
-    assert torch.equal(none.taps, some.taps)
-    assert every.taps is None
+    assert torch.equal(none.aux_hidden_states, some.aux_hidden_states)
+    assert every.aux_hidden_states is None
     assert every.hidden is None

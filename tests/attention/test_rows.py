@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jetspec.attention.rows import RowBatch, Segment, slot_index, visibility
 from jetspec.errors import JetSpecError
 from jetspec.tree import chain_parents
-from tests.attention.forest import depths, random_parents
+from tests.helpers.forest import depths, random_parents
 
 
 def make_batch(sizes: list[tuple[int, int]], seed: int = 0) -> RowBatch:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jetspec.head import DraftHead, save_head
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target, tiny_tokenizer
+from jetspec.head import head_for_target, save_head
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target, tiny_tokenizer
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "gsm8k_test.jsonl": [
@@ -48,10 +48,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tiny_llama(vocab_size=TEXT_VOCAB_SIZE, max_position_embeddings=512).save_pretrained(folder / "target")
     tiny_tokenizer().save_pretrained(folder / "target")
     target = tiny_target("llama", text=True, max_position_embeddings=512)
-    sizes: dict[str, Any] = {"num_layers": 1, "block_size": 5, "num_taps": 2}
+    sizes: dict[str, Any] = {"num_layers": 1, "block_size": 5, "num_aux_layers": 2}
     mask = TEXT_VOCAB_SIZE - 1
-    save_head(DraftHead.from_target(target, mask_token_id=mask, **sizes), folder / "draft")
-    save_head(DraftHead.from_target(target, mask_token_id=mask, causal=False, **sizes), folder / "dflash")
-    save_head(DraftHead.from_target(target, method="autoregressive", **sizes), folder / "eagle")
+    save_head(head_for_target(target, mask_token_id=mask, **sizes), folder / "draft")
+    save_head(head_for_target(target, mask_token_id=mask, causal=False, **sizes), folder / "dflash")
+    save_head(head_for_target(target, kind="autoregressive", **sizes), folder / "eagle")
     names = {name: str(folder / name) for name in ("target", "draft", "dflash", "eagle")}
     return {**names, "draft_model": names["target"]}

@@ -16,7 +16,7 @@ from jetspec.bench.report.html import _depths, html_report
 from jetspec.bench.report.markdown import escape, markdown_report
 from jetspec.bench.report.settings import cell_order, settings
 from jetspec.errors import JetSpecError
-from tests.bench.sample import cell, markdown_tables, sample_run, write_run
+from tests.helpers.bench_records import cell, markdown_tables, sample_run, write_run
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

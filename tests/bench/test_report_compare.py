@@ -9,7 +9,7 @@ import pytest
 from jetspec.bench.records import Run
 from jetspec.bench.report import compare
 from jetspec.errors import JetSpecError
-from tests.bench.sample import cell, group, markdown_tables, sample_run
+from tests.helpers.bench_records import cell, group, markdown_tables, sample_run
 
 COLUMNS = ["method", "budget", "run", "speed-up", "tokens/s", "over old", "acceptance length", "accuracy"]
 

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from benchmarks.reproduction.measure import Recording, acceptance, drafting_ms, faithfulness
 from benchmarks.reproduction.plan import KINDS, Plan
-from jetspec.head import DraftHead
-from jetspec.target import Target
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
 from jetspec.train.dataset import Captured
 from jetspec.train.replay import Replay
-from tests.tiny import tiny_llama, tiny_target
+from tests.helpers.tiny import tiny_llama, tiny_target
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [40, 41]]
 
@@ -32,7 +32,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def head(target: Target) -> DraftHead:
-    return DraftHead.from_target(target, num_layers=1, num_taps=2, seed=1, block_size=4, mask_token_id=120).eval()
+    return head_for_target(target, num_layers=1, num_aux_layers=2, seed=1, block_size=4, mask_token_id=120).eval()
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def answers(model: PreTrainedModel, head: DraftHead) -> list[Captured]:
         for _ in range(12):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
         states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        taps = torch.cat([states[layer + 1][0, :-1] for layer in head.config.target_layer_ids], dim=-1)
-        found.append(Captured(torch.tensor(ids), len(prompt), taps, torch.empty(0)))
+        aux_hidden_states = torch.cat([states[layer + 1][0, :-1] for layer in head.config.target_layer_ids], dim=-1)
+        found.append(Captured(torch.tensor(ids), len(prompt), aux_hidden_states, torch.empty(0)))
     return found
 
 

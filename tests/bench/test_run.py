@@ -21,9 +21,9 @@ from jetspec.bench.records import METHODS, Cell, Group, Run, read_run
 from jetspec.bench.results import RESULTS
 from jetspec.bench.run import run
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead, load_head, save_head
+from jetspec.head import head_for_target, load_head, save_head
 from jetspec.llm import LLM
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
 
 Make = Callable[..., BenchConfig]
 #: What each method drafts with.
@@ -360,7 +360,7 @@ def test_heads_of_another_kind_are_refused(models: dict[str, str], method: Any, 
 
 def test_a_head_of_another_target_is_refused_by_its_option(models: dict[str, str], tmp_path: Path) -> None:
     other = tiny_target(text=True, hidden_size=32, head_dim=8)
-    save_head(DraftHead.from_target(other, num_layers=1, block_size=5, num_taps=2, mask_token_id=5), tmp_path)
+    save_head(head_for_target(other, num_layers=1, block_size=5, num_aux_layers=2, mask_token_id=5), tmp_path)
     with pytest.raises(JetSpecError, match=r"^--draft .*hidden_size"):
         Models(models["target"], {"draft": str(tmp_path)}, ["jetspec"])
 

@@ -25,15 +25,15 @@ def test_random_lives_of_tables(seed: int, size: int) -> None:
     for _ in range(60):
         if tables and rng.random() < 0.4:
             table, tokens = tables.pop(rng.randrange(len(tables)))
-            table.trim(0)
+            table.truncate(0)
             continue
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 4 * size))]
         table = BlockTable(manager)
-        known = table.take_prefix(tokens)
+        known = table.match_prefix(tokens)
         for i, block in enumerate(table.blocks):
             assert held[block] == tuple(tokens[: (i + 1) * size])
         if table.growable_to() < len(tokens):
-            table.trim(0)
+            table.truncate(0)
             continue
         table.reserve(len(tokens))
         in_use = [b for other, _ in tables for b in other.blocks]
@@ -42,11 +42,11 @@ def test_random_lives_of_tables(seed: int, size: int) -> None:
             held[table.blocks[i]] = tuple(tokens[: (i + 1) * size])
         final = rng.randrange(known, len(tokens) + 1)
         table.publish(tokens, final)
-        table.trim(final)
+        table.truncate(final)
         tables.append((table, tokens))
         assert manager.num_free == 12 - len({b for t, _ in tables for b in t.blocks})
     for table, _ in tables:
-        table.trim(0)
+        table.truncate(0)
     assert manager.num_free == 12
 
 
@@ -55,7 +55,7 @@ def test_slots_follow_the_blocks() -> None:
     first, table = BlockTable(manager), BlockTable(manager)
     first.reserve(2)
     table.reserve(4)
-    first.trim(0)
+    first.truncate(0)
     table.reserve(5)
     expected = [b * 2 + i for b in table.blocks for i in range(2)]
     assert table.slots(1, 5).tolist() == expected[1:5]
@@ -70,9 +70,9 @@ def test_the_longest_unused_block_is_reused_first() -> None:
         table.reserve(1)
         table.publish([token], 1)
     for table in (tables[1], tables[0], tables[2]):
-        table.trim(0)
+        table.truncate(0)
     manager.allocate(2)  # the never used one, then the one freed first
-    hits = [BlockTable(manager).take_prefix([token]) for token in range(3)]
+    hits = [BlockTable(manager).match_prefix([token]) for token in range(3)]
     assert hits == [1, 0, 1]
 
 
@@ -90,8 +90,8 @@ def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(temperature: float) 
             engine.step()
         return sequence.output_ids, sequence.metrics.rounds, sequence.metrics.cached_prompt_tokens
 
-    settings = {"num_blocks": 64, "block_size": 4, "tree_budget": 12}
-    cold = answer(Engine(target, head, share_prefixes=False, **settings), prompt, "a")
+    settings = {"num_blocks": 64, "kv_block_size": 4, "tree_budget": 12}
+    cold = answer(Engine(target, head, enable_prefix_caching=False, **settings), prompt, "a")
     engine = Engine(target, head, **settings)
     first, again = answer(engine, prompt, "a"), answer(engine, prompt, "b")
     assert cold == first
@@ -100,7 +100,7 @@ def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(temperature: float) 
     # Another request that shares the beginning and then differs, and one that runs on from the answer.
     for ids in ([*prompt[:17], 1, 2, 3], prompt + cold[0][:11]):
         hit = answer(engine, ids, "c")
-        alone = answer(Engine(target, head, share_prefixes=False, **settings), ids, "c")
+        alone = answer(Engine(target, head, enable_prefix_caching=False, **settings), ids, "c")
         assert hit[:2] == alone[:2]
         assert hit[2] == (16 if len(ids) == 20 else 40)
     assert engine.blocks.num_free == 64
@@ -111,7 +111,7 @@ def test_the_head_reads_the_same_context_after_a_hit() -> None:
     target = make_target("llama")
     head = random_head(target)
     prompt = list(range(1, 40))
-    engine = Engine(target, head, tree_budget=8, num_blocks=64, block_size=4)
+    engine = Engine(target, head, tree_budget=8, num_blocks=64, kv_block_size=4)
     drafts = []
     propose = engine.drafter.propose
 
@@ -134,7 +134,7 @@ def test_the_head_reads_the_same_context_after_a_hit() -> None:
 
 
 def test_prompt_logprobs_are_complete_after_a_hit() -> None:
-    engine = Engine(make_target("llama"), num_blocks=64, block_size=4)
+    engine = Engine(make_target("llama"), num_blocks=64, kv_block_size=4)
     prompt = list(range(1, 20))
     for name in ("a", "b"):
         sequence = engine.add(name, prompt, SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))
@@ -146,7 +146,15 @@ def test_prompt_logprobs_are_complete_after_a_hit() -> None:
 def test_a_hundred_rounds_of_finish_cancel_and_preempt_leak_nothing() -> None:
     target = make_target("llama")
     rng = random.Random(0)
-    engine = Engine(target, random_head(target), tree_budget=6, num_blocks=40, block_size=4, max_rows=24, max_running=6)
+    engine = Engine(
+        target,
+        random_head(target),
+        tree_budget=6,
+        num_blocks=40,
+        kv_block_size=4,
+        max_num_batched_tokens=24,
+        max_num_seqs=6,
+    )
     shared = [rng.randrange(100) for _ in range(20)]
     number = 0
     for _ in range(100):
@@ -167,7 +175,7 @@ def test_preempted_requests_come_back_behind_their_own_prefix() -> None:
     target = make_target("llama")
     prompts = [[i + 1] * 9 for i in range(5)]
     params = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * 5
-    engine = Engine(target, num_blocks=30, block_size=4, max_rows=32)
+    engine = Engine(target, num_blocks=30, kv_block_size=4, max_num_batched_tokens=32)
     sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
     while engine.has_work:
         engine.step()

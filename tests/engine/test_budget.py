@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from jetspec.engine import AutoBudget, Engine, Observer, Sequence, Step
+from jetspec.engine import AutoBudget, Engine, EngineStep, Observer, Sequence
 from jetspec.engine.budget import Load
 from jetspec.engine.calibration import Calibration, Nodes
 from jetspec.engine.cost import CostModel, TimeCurve, measure
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams
 from jetspec.tree import Forest, forest_of
-from tests.drafters import OracleDrafter
 from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
-from tests.tiny import TINY_MODELS, VOCAB_SIZE
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE
 from tests.tree.test_tree_forest import forests
 
 
@@ -62,7 +62,7 @@ def confident(number: int) -> Forest:
 
 @pytest.fixture
 def engine() -> Engine:
-    return Engine(make_target("llama"), num_blocks=400, block_size=4)
+    return Engine(make_target("llama"), num_blocks=400, kv_block_size=4)
 
 
 def test_curve_is_linear_between_points_and_never_falls() -> None:
@@ -88,7 +88,7 @@ def test_one_slow_round_does_not_upset_the_curve() -> None:
 
 def test_measure_gives_a_usable_model() -> None:
     target = make_target("qwen3_moe")
-    model = measure(target, target.new_cache(64, 4), 64, taps=(1, 3))
+    model = measure(target, target.new_cache(64, 4), 64, target_layer_ids=(1, 3))
     assert 0 < model.verify_seconds(1, 0) <= model.verify_seconds(64, 0) <= model.verify_seconds(64, 64 * 1000)
     assert model.draft_seconds(3) == 0
     model.observe_draft(2, 60.0)  # the first draft of all counts for nothing
@@ -196,13 +196,13 @@ def test_high_concurrency_ends_in_plain_decoding(engine: Engine) -> None:
 
 class Recorder(Observer):
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[EngineStep] = []
 
-    def step(self, record: Step) -> None:
+    def step(self, record: EngineStep) -> None:
         self.steps.append(record)
 
 
-def simulated_seconds(model: CostModel, steps: list[Step]) -> float:
+def simulated_seconds(model: CostModel, steps: list[EngineStep]) -> float:
     return sum(
         float(model.verify_seconds(s.rows, 0)) + (model.draft_seconds(s.drafted) if s.drafted else 0) for s in steps
     )
@@ -256,8 +256,8 @@ def test_automatic_trees_change_no_token(kind: str, temperature: float) -> None:
         OracleDrafter(known, VOCAB_SIZE, hit=0.7),
         tree_budget=AutoBudget(cost(0.08, draft=0.1, knee=6)),
         num_blocks=64,
-        block_size=4,
-        max_rows=64,
+        kv_block_size=4,
+        max_num_batched_tokens=64,
     )
     assert run(engine, prompts, params) == truth
 

@@ -7,11 +7,11 @@ import math
 import torch
 
 from jetspec.engine import Engine
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
-from tests.head.tiny_head import tiny_head
-from tests.sampling.statistics import chi_square_p
-from tests.tiny import tiny_llama
+from tests.helpers.goodness_of_fit import chi_square_p
+from tests.helpers.tiny import tiny_llama
+from tests.helpers.tiny_head import tiny_head
 
 VOCAB_SIZE = 20
 SAMPLES = 20_000
@@ -80,7 +80,7 @@ def test_joint_distribution_of_tokens_from_trees() -> None:
         target_layer_ids=(0,),
         block_size=2,
     )
-    engine = Engine(target, head, tree_budget=17, num_blocks=600, block_size=4, max_running=64)
+    engine = Engine(target, head, tree_budget=17, num_blocks=600, kv_block_size=4, max_num_seqs=64)
     counts = torch.zeros_like(expected)
     drafted = 0
     for seed in range(SAMPLES):

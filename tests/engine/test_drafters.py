@@ -14,15 +14,15 @@ from jetspec.engine import Drafter, Engine, HeadDrafter, ModelDrafter, NgramDraf
 from jetspec.engine.drafters.ngram import find_continuations, trie
 from jetspec.engine.drafters.parallel import ParallelContext, last_of_each
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.tree import Forest
 from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
 from tests.head.test_transition import conditioned_head
-from tests.tiny import TINY_MODELS, VOCAB_SIZE, tiny_target
+from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE, tiny_target
 
-POOL = {"num_blocks": 64, "block_size": 4}
+POOL = {"num_blocks": 64, "kv_block_size": 4}
 
 
 def small_model(kind: str = "llama", seed: int = 7, **settings: object) -> Target:
@@ -30,8 +30,8 @@ def small_model(kind: str = "llama", seed: int = 7, **settings: object) -> Targe
 
 
 def autoregressive_head(target: Target, num_layers: int = 1, seed: int = 0) -> DraftHead:
-    return DraftHead.from_target(
-        target, method="autoregressive", num_layers=num_layers, block_size=5, num_taps=2, seed=seed
+    return head_for_target(
+        target, kind="autoregressive", num_layers=num_layers, block_size=5, num_aux_layers=2, seed=seed
     )
 
 
@@ -61,7 +61,7 @@ def plain_decoding(temperature: float) -> list[tuple[list[int], str]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("max_rows", "num_blocks"), [(64, 64), (7, 23)])
+@pytest.mark.parametrize(("max_num_batched_tokens", "num_blocks"), [(64, 64), (7, 23)])
 @pytest.mark.parametrize(
     "name",
     [
@@ -76,12 +76,21 @@ def plain_decoding(temperature: float) -> list[tuple[list[int], str]]:
         "own model",
     ],
 )
-def test_no_drafter_changes_a_token(name: str, max_rows: int, num_blocks: int, temperature: float) -> None:
+def test_no_drafter_changes_a_token(
+    name: str, max_num_batched_tokens: int, num_blocks: int, temperature: float
+) -> None:
     target = make_target("llama")
     prompts, params = make_prompts(5), make_params(5, temperature)
     truth = plain_decoding(temperature)
     drafter = make_drafter(name, target)
-    engine = Engine(target, drafter, tree_budget=9, num_blocks=num_blocks, block_size=4, max_rows=max_rows)
+    engine = Engine(
+        target,
+        drafter,
+        tree_budget=9,
+        num_blocks=num_blocks,
+        kv_block_size=4,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
     assert run(engine, prompts, params) == truth
     # Again, behind the prefixes that the first run left in the cache.
     assert run(engine, prompts, params) == truth
@@ -92,7 +101,7 @@ class Spy(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.tap_layers = inner.tap_layers
+        self.target_layer_ids = inner.target_layer_ids
         self.prepare, self.extend = inner.prepare, inner.extend  # type: ignore[method-assign]
         self.forests: list[Forest] = []
 
@@ -224,7 +233,7 @@ def test_context_written_late_is_the_same_context() -> None:
             collect = drafter.extend
             drafter.extend = lambda rows: (collect(rows), drafter.context.write_pending())  # type: ignore[method-assign, assignment]
         spy = Spy(drafter)
-        engine = Engine(target, spy, tree_budget=1, num_blocks=14, block_size=4, share_prefixes=False)
+        engine = Engine(target, spy, tree_budget=1, num_blocks=14, kv_block_size=4, enable_prefix_caching=False)
         # Plain rounds first: their rows wait. The small pool hands their blocks to the next request.
         for i, prompt in enumerate(prompts[:4]):
             engine.add(str(i), prompt, params)
@@ -276,7 +285,10 @@ def test_padded_vocabularies_do_not_matter() -> None:
     prompts, params = make_prompts(2), make_params(2, 0.0)
     truth = references("llama", prompts, params)
     wide = small_model(vocab_size=VOCAB_SIZE + 64)
-    assert run(Engine(target, ModelDrafter(wide), tree_budget=200, **POOL, max_rows=256), prompts, params) == truth
+    assert (
+        run(Engine(target, ModelDrafter(wide), tree_budget=200, **POOL, max_num_batched_tokens=256), prompts, params)
+        == truth
+    )
 
 
 def test_other_vocabularies_are_refused() -> None:

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from jetspec.engine import Drafter, Engine
-from jetspec.head import DraftHead
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
-from tests.drafters import OracleDrafter
-from tests.engine.reference import decode
-from tests.tiny import TINY_MODELS, VOCAB_SIZE
+from tests.helpers.decoding import decode
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE
 
 EOS = 5
 LENGTHS = [3, 17, 1, 40, 9]
@@ -49,8 +49,8 @@ def references(kind: str, prompts: list[list[int]], params: list[SamplingParams]
 
 
 def random_head(target: Target, seed: int = 0) -> DraftHead:
-    return DraftHead.from_target(
-        target, num_layers=2, block_size=5, num_taps=2, mask_token_id=VOCAB_SIZE - 1, seed=seed
+    return head_for_target(
+        target, num_layers=2, block_size=5, num_aux_layers=2, mask_token_id=VOCAB_SIZE - 1, seed=seed
     )
 
 
@@ -83,13 +83,18 @@ def test_equals_plain_decoding(kind: str, batch: int, draft: str, temperature: f
     prompts, params = make_prompts(batch), make_params(batch, temperature)
     truth = references(kind, prompts, params)
     engine = Engine(
-        target, make_draft(draft, target, prompts, truth), tree_budget=12, num_blocks=64, block_size=4, max_rows=64
+        target,
+        make_draft(draft, target, prompts, truth),
+        tree_budget=12,
+        num_blocks=64,
+        kv_block_size=4,
+        max_num_batched_tokens=64,
     )
     assert run(engine, prompts, params) == truth
 
 
-@pytest.mark.parametrize(("max_rows", "num_blocks"), [(5, 64), (16, 24), (7, 23)])
-def test_small_forwards_and_few_blocks_change_nothing(max_rows: int, num_blocks: int) -> None:
+@pytest.mark.parametrize(("max_num_batched_tokens", "num_blocks"), [(5, 64), (16, 24), (7, 23)])
+def test_small_forwards_and_few_blocks_change_nothing(max_num_batched_tokens: int, num_blocks: int) -> None:
     target = make_target("llama")
     prompts, params = make_prompts(5), make_params(5, 0.0)
     truth = references("llama", prompts, params)
@@ -99,8 +104,8 @@ def test_small_forwards_and_few_blocks_change_nothing(max_rows: int, num_blocks:
             make_draft(draft, target, prompts, truth),
             tree_budget=9,
             num_blocks=num_blocks,
-            block_size=4,
-            max_rows=max_rows,
+            kv_block_size=4,
+            max_num_batched_tokens=max_num_batched_tokens,
         )
         assert run(engine, prompts, params) == truth
 
@@ -111,7 +116,12 @@ def test_preemption_happens_and_loses_nothing() -> None:
     params = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * 5
     truth = references_greedy(prompts, params)
     engine = Engine(
-        target, make_draft("oracle", target, prompts, truth), tree_budget=8, num_blocks=30, block_size=4, max_rows=32
+        target,
+        make_draft("oracle", target, prompts, truth),
+        tree_budget=8,
+        num_blocks=30,
+        kv_block_size=4,
+        max_num_batched_tokens=32,
     )
     sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
     while engine.has_work:
@@ -132,7 +142,9 @@ def test_oracle_tokens_are_accepted() -> None:
     prompts = make_prompts(5)
     params = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * 5
     truth = references_greedy(prompts, params)
-    engine = Engine(target, make_draft("oracle", target, prompts, truth), tree_budget=40, num_blocks=200, block_size=4)
+    engine = Engine(
+        target, make_draft("oracle", target, prompts, truth), tree_budget=40, num_blocks=200, kv_block_size=4
+    )
     sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
     while engine.has_work:
         engine.step()
@@ -149,7 +161,9 @@ def test_runs_up_to_the_context_limit() -> None:
     truth = references_greedy(prompts, params)
     assert [len(o) for o, _ in truth] == [6, 13, 1]
     for draft in ("random head", "oracle"):
-        engine = Engine(target, make_draft(draft, target, prompts, truth), tree_budget=12, num_blocks=300, block_size=4)
+        engine = Engine(
+            target, make_draft(draft, target, prompts, truth), tree_budget=12, num_blocks=300, kv_block_size=4
+        )
         assert run(engine, prompts, params) == truth
 
 
@@ -192,7 +206,7 @@ def test_cancel_frees_blocks_and_leaves_others_alone() -> None:
     target = make_target("llama")
     prompts, params = make_prompts(5), [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)] * 5
     truth = references_greedy(prompts, params)
-    engine = Engine(target, random_head(target), num_blocks=64, block_size=4)
+    engine = Engine(target, random_head(target), num_blocks=64, kv_block_size=4)
     sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
     for _ in range(3):
         engine.step()

@@ -70,16 +70,16 @@ import pytest
 import torch
 
 from jetspec.attention import RowBatch, Segment
-from jetspec.engine import Committed, Engine, Observer, Round, Sequence
+from jetspec.engine import Committed, Engine, Observer, RoundRecord, Sequence
 from jetspec.errors import JetSpecError
 from jetspec.head import AutoregressiveHead, DraftHead, ParallelHead
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.tree import Forest, build_forest, chain_parents, forest_of, top_candidates
-from tests.drafters import OracleDrafter
 from tests.engine.test_exactness import make_prompts, make_target, random_head, references_greedy
-from tests.head.tiny_head import tiny_head
-from tests.tiny import TEXT_VOCAB_SIZE, TINY_MODELS, VOCAB_SIZE, tiny_target
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, TINY_MODELS, VOCAB_SIZE, tiny_target
+from tests.helpers.tiny_head import tiny_head
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 TABLE = re.split(r"^ ?(\d+)  ", __doc__, flags=re.MULTILINE)[1:]
@@ -122,9 +122,9 @@ def test_rows_never_committed_are_never_read(kind: str) -> None:
         OracleDrafter(truth, VOCAB_SIZE, hit=0.8),
         tree_budget=14,
         num_blocks=50,
-        block_size=4,
-        max_rows=50,
-        share_prefixes=False,
+        kv_block_size=4,
+        max_num_batched_tokens=50,
+        enable_prefix_caching=False,
     )
     sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
     while engine.has_work:
@@ -172,24 +172,24 @@ def head_engine(target: Target, head: DraftHead, acting: OracleDrafter, **settin
 @torch.inference_mode()
 def assert_drafts_follow_the_text(target: Target, head: DraftHead, drafts: list[Draft]) -> None:
     """Each draft is what head and target make of the text alone: one chunk, one block, caches of their own."""
-    drafted = autoregressive_tree if head.config.method == "autoregressive" else parallel_tree
+    drafted = autoregressive_tree if head.config.kind == "autoregressive" else parallel_tree
     for draft in drafts:
         context = draft.token_ids[:-1]
         t = len(context)
         slots = torch.arange(t)
         batch = RowBatch(torch.tensor(context), torch.arange(t), chain_parents(t), [Segment(0, t, 0, slots)])
-        output = target.forward(batch, target.new_cache(1, t), taps=head.config.target_layer_ids)
-        expected = drafted(target, head, draft, output.taps)
+        output = target.forward(batch, target.new_cache(1, t), target_layer_ids=head.config.target_layer_ids)
+        expected = drafted(target, head, draft, output.aux_hidden_states)
         rows = draft.forest.rows(draft.index)
         assert draft.forest.tokens[rows].tolist() == expected.tokens.tolist(), draft.token_ids
         torch.testing.assert_close(draft.forest.log_probs[rows], expected.log_probs, atol=1e-4, rtol=0)
 
 
-def parallel_tree(target: Target, head: ParallelHead, draft: Draft, taps: torch.Tensor) -> Forest:
+def parallel_tree(target: Target, head: ParallelHead, draft: Draft, aux_hidden_states: torch.Tensor) -> Forest:
     *context, anchor = draft.token_ids
     t = len(context)
     slots, cache = torch.arange(t), head.new_cache(1, t)
-    head.extend(taps, torch.arange(t), slots, cache)
+    head.extend(aux_hidden_states, torch.arange(t), slots, cache)
     masks = [head.config.mask_token_id] * (head.config.block_size - 1)
     positions = torch.arange(t, t + head.config.block_size)[None]
     hidden = head.forward_blocks(target.embed(torch.tensor([[anchor, *masks]])), positions, [slots], cache)
@@ -197,7 +197,9 @@ def parallel_tree(target: Target, head: ParallelHead, draft: Draft, taps: torch.
     return build_forest(torch.tensor([anchor]), *candidates, [draft.budget], [draft.max_depth])
 
 
-def autoregressive_tree(target: Target, head: AutoregressiveHead, draft: Draft, taps: torch.Tensor) -> Forest:
+def autoregressive_tree(
+    target: Target, head: AutoregressiveHead, draft: Draft, aux_hidden_states: torch.Tensor
+) -> Forest:
     """The same nodes, scored anew: the training forward over the text and each path to a leaf."""
     rows = draft.forest.rows(draft.index)
     tokens, parents = draft.forest.tokens[rows].tolist(), draft.forest.parents[rows].tolist()
@@ -207,7 +209,7 @@ def autoregressive_tree(target: Target, head: AutoregressiveHead, draft: Draft, 
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
         text = torch.tensor(draft.token_ids[:-1] + [tokens[node] for node in path])
-        [hidden] = head.forward_text(taps, text, torch.tensor([len(taps)]), target.embed)
+        [hidden] = head.forward_text(aux_hidden_states, text, torch.tensor([len(aux_hidden_states)]), target.embed)
         scores = target.lm_head(hidden).float().log_softmax(-1)
         for depth, (parent, node) in enumerate(pairwise(path)):
             log_probs[node] = log_probs[parent] + scores[depth, tokens[node]].item()
@@ -226,11 +228,18 @@ def test_drafts_follow_the_text_after_partial_acceptance(method: str) -> None:
     accepted: Counter[int] = Counter()
 
     class Count(Observer):
-        def round(self, record: Round) -> None:
+        def round(self, record: RoundRecord) -> None:
             accepted[len(record.accepted_rows)] += 1
 
     engine, drafts = head_engine(
-        target, head, oracle(prompts, 24), tree_budget=14, num_blocks=64, block_size=4, max_rows=40, observer=Count()
+        target,
+        head,
+        oracle(prompts, 24),
+        tree_budget=14,
+        num_blocks=64,
+        kv_block_size=4,
+        max_num_batched_tokens=40,
+        observer=Count(),
     )
     for i, prompt in enumerate(prompts):
         engine.add(str(i), prompt, SamplingParams(**GREEDY, max_tokens=24))
@@ -245,7 +254,7 @@ def test_drafts_are_the_same_after_a_hit_and_after_preemption(method: str) -> No
     target, head = make_target("llama"), sharp_head(method)
     shared = make_prompts(4)[3]
     prompts = [shared, [*shared[:20], 7], [*shared[:30], 8, 9], [*shared[:13], 1]]
-    settings = {"tree_budget": 10, "block_size": 4, "max_rows": 40}
+    settings = {"tree_budget": 10, "kv_block_size": 4, "max_num_batched_tokens": 40}
     drafter = oracle(prompts, 30)
     engine, drafts = head_engine(target, head, drafter, num_blocks=32, **settings)
     params = SamplingParams(**GREEDY, max_tokens=30)
@@ -263,18 +272,23 @@ def test_drafts_are_the_same_after_a_hit_and_after_preemption(method: str) -> No
 
 def test_observed_taps_are_the_layers_named() -> None:
     """Of committed rows alone, in order, also where they were accepted out of a tree."""
-    taps: list[torch.Tensor] = []
+    aux_hidden_states: list[torch.Tensor] = []
     tokens: list[int] = []
 
     class Keep(Observer):
         def committed(self, rows: Committed) -> None:
             assert rows.start == len(tokens)
             tokens.extend(rows.token_ids)
-            taps.append(rows.taps)
+            aux_hidden_states.append(rows.aux_hidden_states)
 
     [prompt] = make_prompts(1)
     engine = Engine(
-        make_target("llama"), oracle([prompt], 20), tree_budget=14, num_blocks=64, tap_layers=(4, 1), observer=Keep()
+        make_target("llama"),
+        oracle([prompt], 20),
+        tree_budget=14,
+        num_blocks=64,
+        target_layer_ids=(4, 1),
+        observer=Keep(),
     )
     sequence = engine.add("a", prompt, SamplingParams(**GREEDY, max_tokens=20))
     finish(engine)
@@ -283,17 +297,19 @@ def test_observed_taps_are_the_layers_named() -> None:
     assert tokens == sequence.token_ids[:-1]
     model = TINY_MODELS["llama"](attn="eager")
     states = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False).hidden_states
-    torch.testing.assert_close(torch.cat(taps), torch.cat([states[5][0], states[2][0]], -1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.cat(aux_hidden_states), torch.cat([states[5][0], states[2][0]], -1), atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 11))
 def test_exactly_max_tokens_are_emitted_and_counted(max_tokens: int) -> None:
     """The oracle knows more than may be emitted, and always drafts as far as it can."""
     prompts = make_prompts(3)
-    rounds: list[Round] = []
+    rounds: list[RoundRecord] = []
 
     class Keep(Observer):
-        def round(self, record: Round) -> None:
+        def round(self, record: RoundRecord) -> None:
             rounds.append(record)
 
     engine = Engine(make_target("llama"), oracle(prompts, 20, hit=1.0), tree_budget=30, num_blocks=64, observer=Keep())
@@ -321,7 +337,7 @@ def test_drafts_end_where_the_answer_must() -> None:
     room_left: list[int] = []
 
     class Check(Observer):
-        def round(self, record: Round) -> None:
+        def round(self, record: RoundRecord) -> None:
             depth = [0] * len(record.parents)
             for row, parent in enumerate(record.parents[1:], start=1):
                 depth[row] = depth[parent] + 1
@@ -356,7 +372,9 @@ def test_unseeded_requests_take_no_noise_from_seeded_ones() -> None:
 
 def test_a_hundred_rounds_of_random_lives_leave_the_blocks_free() -> None:
     target, rng = make_target("llama"), random.Random(0)
-    engine = Engine(target, sharp_head(), tree_budget=6, num_blocks=24, block_size=4, max_rows=40, max_running=6)
+    engine = Engine(
+        target, sharp_head(), tree_budget=6, num_blocks=24, kv_block_size=4, max_num_batched_tokens=40, max_num_seqs=6
+    )
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(20)]
     lives: Counter[str] = Counter()
     sequences: list[Sequence] = []
@@ -395,7 +413,7 @@ def test_an_error_of_the_engine_leaks_nothing() -> None:
     prompts = make_prompts(3)
     params = SamplingParams(**GREEDY, max_tokens=12)
     drafter = oracle(prompts, 12)
-    engine = Engine(make_target("llama"), drafter, tree_budget=8, num_blocks=40, block_size=4)
+    engine = Engine(make_target("llama"), drafter, tree_budget=8, num_blocks=40, kv_block_size=4)
     propose = drafter.propose
 
     def fail(sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:

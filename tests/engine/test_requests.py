@@ -8,10 +8,10 @@ import torch
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams, top_logprobs
-from tests.drafters import OracleDrafter
-from tests.engine.reference import decode
 from tests.engine.test_exactness import make_prompts, make_target, references_greedy, run
-from tests.tiny import TEXT_VOCAB_SIZE, TINY_MODELS, VOCAB_SIZE, tiny_target
+from tests.helpers.decoding import decode
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, TINY_MODELS, VOCAB_SIZE, tiny_target
 
 
 def finish(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Sequence]:
@@ -60,13 +60,13 @@ def test_all_tokens_banned_is_an_error_of_that_request() -> None:
     assert "banned" in str(sequences[0].error)
 
 
-@pytest.mark.parametrize("max_rows", [7, 200])
-def test_logprobs_equal_those_of_a_plain_forward(max_rows: int) -> None:
+@pytest.mark.parametrize("max_num_batched_tokens", [7, 200])
+def test_logprobs_equal_those_of_a_plain_forward(max_num_batched_tokens: int) -> None:
     prompts = make_prompts(4)
     params = [
         SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=i, prompt_logprobs=2) for i in range(4)
     ]
-    engine = oracle_engine("llama", prompts, max_rows=max_rows)
+    engine = oracle_engine("llama", prompts, max_num_batched_tokens=max_num_batched_tokens)
     model = TINY_MODELS["llama"](attn="eager")
     for s, p in zip(finish(engine, prompts, params), params, strict=True):
         with torch.inference_mode():
@@ -154,7 +154,7 @@ def test_text_of_a_request_is_the_text_of_its_tokens() -> None:
     ],
 )
 def test_bad_requests_are_refused(prompt: list[int], params: dict, message: str) -> None:
-    engine = Engine(make_target("llama"), num_blocks=8, block_size=4)
+    engine = Engine(make_target("llama"), num_blocks=8, kv_block_size=4)
     with pytest.raises(JetSpecError, match=message):
         engine.add("a", prompt, SamplingParams(**params))
     assert not engine.has_work

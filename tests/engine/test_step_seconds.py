@@ -7,26 +7,26 @@ from itertools import count
 
 import pytest
 
-from jetspec.engine import Engine, NgramDrafter, Observer, Step
-from jetspec.head import DraftHead
+from jetspec.engine import Engine, EngineStep, NgramDrafter, Observer
+from jetspec.head import head_for_target
 from jetspec.sampling import SamplingParams
-from tests.tiny import VOCAB_SIZE, tiny_target
+from tests.helpers.tiny import VOCAB_SIZE, tiny_target
 
 
 class Recorder(Observer):
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[EngineStep] = []
 
-    def step(self, record: Step) -> None:
+    def step(self, record: EngineStep) -> None:
         self.steps.append(record)
 
 
-def steps_of(draft: str, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+def steps_of(draft: str, monkeypatch: pytest.MonkeyPatch) -> list[EngineStep]:
     target, recorder = tiny_target("llama"), Recorder()
     drafter = NgramDrafter()
     if draft != "ngram":
         mask = {"mask_token_id": VOCAB_SIZE - 1} if draft == "parallel" else {}
-        drafter = DraftHead.from_target(target, method=draft, num_layers=1, block_size=5, num_taps=2, **mask)
+        drafter = head_for_target(target, method=draft, num_layers=1, block_size=5, num_aux_layers=2, **mask)
     engine = Engine(target, drafter, tree_budget=8, num_blocks=16, observer=recorder)
     engine.add("x", [1, 2, 1, 2, 1], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     ticks = count()

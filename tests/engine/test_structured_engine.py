@@ -12,11 +12,11 @@ import torch
 from jetspec import LLM
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead
+from jetspec.head import head_for_target
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams, StructuredOutputsParams, new_grammar, process, sample
-from jetspec.target import Target
-from tests.drafters import OracleDrafter
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target
 
 SCHEMA = {
     "type": "object",
@@ -93,10 +93,10 @@ def results(sequences: list[Sequence]) -> list[tuple[list[int], str | None]]:
 def test_drafts_change_nothing(target: Target, temperature: float) -> None:
     params = make_params(temperature)
     truth = [decode(target, ids, p) for ids, p in zip(PROMPTS, params, strict=True)]
-    head = DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=271)
+    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=271)
     known = {tuple(ids): output for ids, (output, _) in zip(PROMPTS, truth, strict=True)}
     for draft in (None, head, OracleDrafter(known, TEXT_VOCAB_SIZE, hit=0.9), OracleDrafter(known, 272, hit=0.0)):
-        engine = Engine(target, draft, tree_budget=20, num_blocks=80, block_size=8)
+        engine = Engine(target, draft, tree_budget=20, num_blocks=80, kv_block_size=8)
         assert results(finish(engine, params)) == truth
     assert [reason for _, reason in truth][:4] == ["stop"] * 4
 
@@ -135,10 +135,12 @@ def test_answers_have_the_form_asked_for(target: Target, seed: int) -> None:
 
 def test_preemption_keeps_the_grammars_place(target: Target) -> None:
     params = [replace(p, max_tokens=90) for p in make_params(1.0)]
-    roomy = finish(Engine(target, num_blocks=200, block_size=4), params)
+    roomy = finish(Engine(target, num_blocks=200, kv_block_size=4), params)
     known = {tuple(s.prompt_ids): s.output_ids for s in roomy}
     for draft in (None, OracleDrafter(known, TEXT_VOCAB_SIZE, hit=0.8)):
-        tight = finish(Engine(target, draft, tree_budget=8, num_blocks=32, block_size=4, max_rows=32), params)
+        tight = finish(
+            Engine(target, draft, tree_budget=8, num_blocks=32, kv_block_size=4, max_num_batched_tokens=32), params
+        )
         assert sum(s.metrics.preemptions for s in tight) > 0
         assert results(tight) == results(roomy)
         assert [s.text for s in tight] == [s.text for s in roomy]

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.engine.workload import Bench, check_workload
-from tests.tiny import TINY_MODELS
+from tests.helpers.tiny import TINY_MODELS
+from tests.helpers.workload import Bench, check_workload
 
 #: Workloads of an architecture that together must have seen everything below.
 ENOUGH = 50
@@ -41,6 +41,6 @@ def test_workloads(kind: str, workloads: int) -> None:
 @pytest.mark.parametrize("kind", TINY_MODELS)
 def test_workloads_bf16(kind: str, workloads: int) -> None:
     """In exact mode half precision leaves no room for rounding: log probabilities are equal to the bit."""
-    bench = Bench(kind, torch.bfloat16, exact=True)
+    bench = Bench(kind, torch.bfloat16, batch_invariant=True)
     for seed in range(max(1, workloads // 10)):
         check_workload(bench, seed, tolerance=0)

@@ -9,11 +9,11 @@ import torch
 
 from jetspec.attention import RowBatch
 from jetspec.errors import JetSpecError
-from jetspec.head import AutoregressiveHead, DraftHead, HeadConfig, load_head, save_head
+from jetspec.head import AutoregressiveHead, HeadConfig, head_for_target, load_head, save_head
 from jetspec.head.autoregressive import Paths
-from tests.head.reference import reference_path
-from tests.head.tiny_head import WINDOWED, random_taps, tiny_head
-from tests.tiny import tiny_target
+from tests.helpers.reference_head import reference_path
+from tests.helpers.tiny import tiny_target
+from tests.helpers.tiny_head import WINDOWED, random_aux_hidden_states, tiny_head
 
 VOCAB = 64
 KINDS = [
@@ -24,7 +24,7 @@ KINDS = [
 
 
 def autoregressive_head(seed: int = 0, **settings: object) -> AutoregressiveHead:
-    head = tiny_head(seed, **{"method": "autoregressive", "mask_token_id": None, **settings})
+    head = tiny_head(seed, **{"kind": "autoregressive", "mask_token_id": None, **settings})
     assert isinstance(head, AutoregressiveHead)
     return head
 
@@ -38,7 +38,7 @@ class Text:
 
     def __init__(self, head: AutoregressiveHead, slots: torch.Tensor, generator: torch.Generator) -> None:
         self.tokens = torch.randint(VOCAB, (40,), generator=generator)
-        self.taps = random_taps(head, 40, generator)
+        self.aux_hidden_states = random_aux_hidden_states(head, 40, generator)
         self.slots = slots
         self.committed = 0
 
@@ -67,7 +67,7 @@ class Simulation:
             if text.committed > first:
                 spans.append((text, first, text.committed))
         if spans:
-            features = self.head.features(torch.cat([text.taps[a - 1 : b - 1] for text, a, b in spans]))
+            features = self.head.features(torch.cat([text.aux_hidden_states[a - 1 : b - 1] for text, a, b in spans]))
             tokens = [text.tokens[a:b] for text, a, b in spans]
             batch = RowBatch.chains(tokens, [text.slots[1:b] for text, _, b in spans])
             self.head.extend(features, self.embedding[batch.token_ids], batch, self.cache)
@@ -78,7 +78,9 @@ class Simulation:
         slots = [text.slots[1 : text.committed] for text in self.texts]
         contexts = [torch.arange(root) for root in roots.tolist()]
         paths = Paths(roots[:, None], contexts, lambda layer, s: self.cache.read(layer, slots[s]))
-        hidden = self.head.features(torch.stack([text.taps[text.committed - 1] for text in self.texts])).unsqueeze(1)
+        hidden = self.head.features(
+            torch.stack([text.aux_hidden_states[text.committed - 1] for text in self.texts])
+        ).unsqueeze(1)
         levels = []
         for depth, width in enumerate(widths):
             shape = (len(self.texts), width)
@@ -101,7 +103,10 @@ class Simulation:
                 for got, path in zip(hidden[s], nodes, strict=True):
                     tokens = torch.cat((text.tokens[: text.anchor + 1], torch.tensor(path, dtype=torch.int64)))
                     expected = reference_path(
-                        self.head.config, self.head.state_dict(), text.taps[: text.committed], self.embedding[tokens]
+                        self.head.config,
+                        self.head.state_dict(),
+                        text.aux_hidden_states[: text.committed],
+                        self.embedding[tokens],
                     )
                     torch.testing.assert_close(got, expected[-1], atol=1e-4, rtol=1e-4)
 
@@ -122,14 +127,17 @@ def test_trees_equal_the_reference_after_ragged_partial_acceptance(kind: dict) -
 def test_training_equals_the_reference(kind: dict) -> None:
     head, table = autoregressive_head(2, **kind), embedding()
     generator = torch.Generator().manual_seed(2)
-    tokens, taps = torch.randint(VOCAB, (12,), generator=generator), random_taps(head, 11, generator)
+    tokens, aux_hidden_states = (
+        torch.randint(VOCAB, (12,), generator=generator),
+        random_aux_hidden_states(head, 11, generator),
+    )
     anchors = [1, 2, 5, 8, 10]
-    hidden = head.forward_text(taps, tokens, torch.tensor(anchors), lambda ids: table[ids])
+    hidden = head.forward_text(aux_hidden_states, tokens, torch.tensor(anchors), lambda ids: table[ids])
     assert hidden.shape == (5, 4, 32)
     assert hidden.isfinite().all()
     for anchor, drafted in zip(anchors, hidden):
         known = table[tokens[: anchor + 4]]
-        expected = reference_path(head.config, head.state_dict(), taps[:anchor], known)
+        expected = reference_path(head.config, head.state_dict(), aux_hidden_states[:anchor], known)
         torch.testing.assert_close(drafted[: len(expected)], expected, atol=1e-4, rtol=1e-4)
 
 
@@ -139,20 +147,23 @@ def test_the_first_token_alone_anchors_no_context(kind: dict) -> None:
     """Anchor 1 has no entry before its own; with no other block there is none at all."""
     head, table = autoregressive_head(3, **kind), embedding()
     generator = torch.Generator().manual_seed(3)
-    tokens, taps = torch.randint(VOCAB, (9,), generator=generator), random_taps(head, 1, generator)
-    [hidden] = head.forward_text(taps, tokens, torch.tensor([1]), lambda ids: table[ids])
-    expected = reference_path(head.config, head.state_dict(), taps, table[tokens[:5]])
+    tokens, aux_hidden_states = (
+        torch.randint(VOCAB, (9,), generator=generator),
+        random_aux_hidden_states(head, 1, generator),
+    )
+    [hidden] = head.forward_text(aux_hidden_states, tokens, torch.tensor([1]), lambda ids: table[ids])
+    expected = reference_path(head.config, head.state_dict(), aux_hidden_states, table[tokens[:5]])
     torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
 
 
 def gradient_of(head: AutoregressiveHead, anchors: list[int], block: int, depth: int) -> list[list[bool]]:
-    """Which taps and which tokens' embeddings the prediction at one depth of one block depends on."""
+    """Which aux_hidden_states and which tokens' embeddings the prediction at one depth of one block depends on."""
     generator = torch.Generator().manual_seed(4)
-    taps = random_taps(head, 11, generator).requires_grad_()
+    aux_hidden_states = random_aux_hidden_states(head, 11, generator).requires_grad_()
     table = torch.randn(12, 32, generator=generator, requires_grad=True)  # token t of the text is t
-    hidden = head.forward_text(taps, torch.arange(12), torch.tensor(anchors), lambda ids: table[ids])
+    hidden = head.forward_text(aux_hidden_states, torch.arange(12), torch.tensor(anchors), lambda ids: table[ids])
     hidden[block, depth - 1].square().sum().backward()
-    return [(x.grad.abs().sum(1) > 0).tolist() for x in (taps, table)]
+    return [(x.grad.abs().sum(1) > 0).tolist() for x in (aux_hidden_states, table)]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -161,8 +172,8 @@ def test_a_draft_depends_on_taps_before_its_anchor_and_tokens_before_the_predict
     layers: int, block: int, depth: int
 ) -> None:
     anchors = [3, 4, 7]
-    taps, tokens = gradient_of(autoregressive_head(4, num_hidden_layers=layers), anchors, block, depth)
-    assert taps == [row < anchors[block] for row in range(11)]
+    aux_hidden_states, tokens = gradient_of(autoregressive_head(4, num_hidden_layers=layers), anchors, block, depth)
+    assert aux_hidden_states == [row < anchors[block] for row in range(11)]
     # Token 0 has no entry; token anchor + depth is predicted.
     assert tokens == [0 < t < anchors[block] + depth for t in range(12)]
 
@@ -170,8 +181,11 @@ def test_a_draft_depends_on_taps_before_its_anchor_and_tokens_before_the_predict
 def test_every_parameter_gets_a_gradient() -> None:
     head, table = autoregressive_head(5), embedding()
     generator = torch.Generator().manual_seed(5)
-    taps, tokens = random_taps(head, 9, generator), torch.randint(VOCAB, (12,), generator=generator)
-    hidden = head.forward_text(taps, tokens, torch.tensor([4, 9]), lambda ids: table[ids])
+    aux_hidden_states, tokens = (
+        random_aux_hidden_states(head, 9, generator),
+        torch.randint(VOCAB, (12,), generator=generator),
+    )
+    hidden = head.forward_text(aux_hidden_states, tokens, torch.tensor([4, 9]), lambda ids: table[ids])
     (hidden * torch.randn(hidden.shape, generator=generator)).sum().backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad is not None, name
@@ -187,8 +201,13 @@ def test_it_reloads_as_what_it_is(tmp_path) -> None:
     assert isinstance(loaded, AutoregressiveHead)
     assert loaded.config == head.config
     generator = torch.Generator().manual_seed(6)
-    taps, tokens = random_taps(head, 6, generator), torch.randint(VOCAB, (9,), generator=generator)
-    outputs = [h.forward_text(taps, tokens, torch.tensor([3, 6]), lambda ids: table[ids]) for h in (head, loaded)]
+    aux_hidden_states, tokens = (
+        random_aux_hidden_states(head, 6, generator),
+        torch.randint(VOCAB, (9,), generator=generator),
+    )
+    outputs = [
+        h.forward_text(aux_hidden_states, tokens, torch.tensor([3, 6]), lambda ids: table[ids]) for h in (head, loaded)
+    ]
     assert torch.equal(*outputs)
 
 
@@ -212,16 +231,16 @@ def test_what_only_a_parallel_head_has_is_refused(change: dict, message: str) ->
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_a_fresh_head_fits_its_target(kind: str) -> None:
     target = tiny_target(kind)
-    head = DraftHead.from_target(target, method="autoregressive", num_layers=1, block_size=4, num_taps=2)
+    head = head_for_target(target, kind="autoregressive", num_layers=1, block_size=4, num_aux_layers=2)
     assert isinstance(head, AutoregressiveHead)
-    taps = torch.randn(5, 96, generator=torch.Generator().manual_seed(7))
-    assert head.forward_text(taps, torch.arange(9), torch.tensor([2, 5]), target.embed).isfinite().all()
+    aux_hidden_states = torch.randn(5, 96, generator=torch.Generator().manual_seed(7))
+    assert head.forward_text(aux_hidden_states, torch.arange(9), torch.tensor([2, 5]), target.embed).isfinite().all()
 
 
 def test_a_head_started_from_its_target_reads_the_last_tap() -> None:
     target = tiny_target()
-    head = DraftHead.from_target(target, method="autoregressive", num_layers=1, block_size=4, num_taps=2, init="target")
-    taps = torch.randn(5, 96, generator=torch.Generator().manual_seed(7))
-    assert torch.equal(head.features(taps), taps[:, 48:])
-    entries = head._entries(head.features(taps), torch.zeros(5, 48))
-    torch.testing.assert_close(entries, head.hidden_norm(taps[:, 48:]))
+    head = head_for_target(target, kind="autoregressive", num_layers=1, block_size=4, num_aux_layers=2, init="target")
+    aux_hidden_states = torch.randn(5, 96, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(head.features(aux_hidden_states), aux_hidden_states[:, 48:])
+    entries = head._entries(head.features(aux_hidden_states), torch.zeros(5, 48))
+    torch.testing.assert_close(entries, head.hidden_norm(aux_hidden_states[:, 48:]))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from jetspec.errors import JetSpecError
 from jetspec.head import checkpoint, load_head, save_head
-from tests.head.tiny_head import WINDOWED, random_taps, tiny_head
+from tests.helpers.tiny_head import WINDOWED, random_aux_hidden_states, tiny_head
 
 PUBLISHED_NAMES = {"fc.weight", "hidden_norm.weight", "norm.weight"} | {
     f"layers.{layer}.{name}.weight"
@@ -27,9 +27,9 @@ PUBLISHED_NAMES = {"fc.weight", "hidden_norm.weight", "norm.weight"} | {
 
 def hidden(head) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    taps, embeds = random_taps(head, 6, generator), torch.randn(1, 5, 32, generator=generator)
+    aux_hidden_states, embeds = random_aux_hidden_states(head, 6, generator), torch.randn(1, 5, 32, generator=generator)
     cache, slots = head.new_cache(2, 4), torch.arange(6)
-    head.extend(taps, slots, slots, cache)
+    head.extend(aux_hidden_states, slots, slots, cache)
     return head.forward_blocks(embeds, torch.arange(6, 11)[None], [slots], cache)
 
 
@@ -64,7 +64,7 @@ def test_loaded_head_can_be_trained_further(tmp_path):
     save_head(tiny_head(), tmp_path)
     head = load_head(tmp_path)
     assert all(parameter.requires_grad for parameter in head.parameters())
-    context = head.context(random_taps(head, 4, torch.Generator().manual_seed(0)))
+    context = head.context(random_aux_hidden_states(head, 4, torch.Generator().manual_seed(0)))
     head.forward_train(context, torch.ones(1, 5, 32), torch.tensor([3])).sum().backward()
 
 

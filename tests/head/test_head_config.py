@@ -13,8 +13,8 @@ from transformers import Qwen3Config
 
 from jetspec.errors import JetSpecError
 from jetspec.head import HeadConfig
-from tests.head.tiny_head import WINDOWED, tiny_config
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
+from tests.helpers.tiny_head import WINDOWED, tiny_config
 
 PUBLISHED: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],

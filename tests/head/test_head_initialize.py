@@ -7,9 +7,9 @@ import torch
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead
-from jetspec.target import Target
-from tests.tiny import TINY_MODELS, build, tiny_target
+from jetspec.head import head_for_target
+from jetspec.models.target import Target
+from tests.helpers.tiny import TINY_MODELS, build, tiny_target
 
 OPTIONS = {"num_layers": 2, "block_size": 4, "mask_token_id": 127}
 
@@ -17,7 +17,7 @@ OPTIONS = {"num_layers": 2, "block_size": 4, "mask_token_id": 127}
 @pytest.mark.parametrize("kind", sorted(TINY_MODELS))
 def test_fits_every_target_family(kind):
     target = tiny_target(kind)
-    head = DraftHead.from_target(target, num_taps=3, **OPTIONS)
+    head = head_for_target(target, num_aux_layers=3, **OPTIONS)
     head.config.validate_for(target)
     config = head.config
     assert (config.hidden_size, config.head_dim, config.num_attention_heads, config.num_key_value_heads) == (
@@ -36,7 +36,7 @@ def test_fits_every_target_family(kind):
 
 def test_random_weights_follow_the_seed():
     target = tiny_target()
-    first, again, other = (DraftHead.from_target(target, num_taps=2, seed=seed, **OPTIONS) for seed in (1, 1, 2))
+    first, again, other = (head_for_target(target, num_aux_layers=2, seed=seed, **OPTIONS) for seed in (1, 1, 2))
     for (name, a), b, c in zip(first.named_parameters(), again.parameters(), other.parameters()):
         assert torch.equal(a, b)
         assert name.endswith("norm.weight") or not torch.equal(a, c)
@@ -48,14 +48,14 @@ def test_global_random_state_is_untouched():
     torch.manual_seed(0)
     wanted = torch.rand(3)
     torch.manual_seed(0)
-    DraftHead.from_target(target, num_taps=2, init="target", **OPTIONS)
+    head_for_target(target, num_aux_layers=2, init="target", **OPTIONS)
     assert torch.equal(torch.rand(3), wanted)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_weights_of_the_targets_last_layers(kind):
     target = tiny_target(kind)
-    head = DraftHead.from_target(target, num_taps=2, init="target", **OPTIONS)
+    head = head_for_target(target, num_aux_layers=2, init="target", **OPTIONS)
     source = target.model.get_decoder().state_dict()
     copied = 0
     for name, tensor in head.state_dict().items():
@@ -66,15 +66,15 @@ def test_weights_of_the_targets_last_layers(kind):
             copied += 1
     assert copied == 1 + 2 * (9 if kind == "llama" else 11)
     scales = torch.stack([source[f"layers.{layer}.input_layernorm.weight"] for layer in (4, 5)])
-    taps = torch.randn(3, 2 * 48)
-    last = taps[:, 48:]
+    aux_hidden_states = torch.randn(3, 2 * 48)
+    last = aux_hidden_states[:, 48:]
     normed = last / (last.square().mean(1, keepdim=True) + head.config.rms_norm_eps).sqrt()
-    assert torch.allclose(head.context(taps), normed * scales.mean(0), atol=1e-5)
+    assert torch.allclose(head.context(aux_hidden_states), normed * scales.mean(0), atol=1e-5)
 
 
 def test_mixture_of_experts_gives_its_attention_only():
     target = tiny_target("qwen3_moe")
-    head = DraftHead.from_target(target, num_taps=2, init="target", **OPTIONS)
+    head = head_for_target(target, num_aux_layers=2, init="target", **OPTIONS)
     source = target.model.get_decoder().layers[-1]
     assert torch.equal(head.layers[-1].self_attn.q_proj.weight, source.self_attn.q_proj.weight)
     assert head.layers[-1].mlp.up_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
@@ -83,14 +83,14 @@ def test_mixture_of_experts_gives_its_attention_only():
 def test_copied_norms_scale_as_the_targets_do():
     """Gemma stores a norm's scale minus one."""
     target = Target.from_model(build(GemmaForCausalLM, GemmaConfig, 0, "eager", {}))
-    head = DraftHead.from_target(target, num_taps=2, init="target", **OPTIONS)
+    head = head_for_target(target, num_aux_layers=2, init="target", **OPTIONS)
     x, norm = torch.randn(3, 48), target.model.get_decoder().norm
     assert torch.allclose(head.norm(x), norm(x), atol=1e-5)
 
 
 def test_targets_weights_stay_frozen_and_apart():
     target = tiny_target()
-    head = DraftHead.from_target(target, num_taps=2, init="target", **OPTIONS)
+    head = head_for_target(target, num_aux_layers=2, init="target", **OPTIONS)
     before = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
     with torch.no_grad():
         for parameter in head.parameters():
@@ -102,15 +102,15 @@ def test_targets_weights_stay_frozen_and_apart():
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("llama", {}, "either num_taps or target_layer_ids"),
-        ("llama", {"num_taps": 2, "target_layer_ids": [1, 2]}, "either num_taps or target_layer_ids"),
+        ("llama", {}, "either num_aux_layers or target_layer_ids"),
+        ("llama", {"num_aux_layers": 2, "target_layer_ids": [1, 2]}, "either num_aux_layers or target_layer_ids"),
         ("llama", {"target_layer_ids": [1, 6]}, "target_layer_ids holds layer 6"),
-        ("llama", {"num_taps": 2, "mask_token_id": 128}, "mask_token_id is 128"),
-        ("llama", {"num_taps": 2, "init": "zeros"}, "init must be 'random' or 'target'"),
-        ("llama", {"num_taps": 2, "init": "target", "num_layers": 7}, "has only 6 layers"),
-        ("gemma3", {"num_taps": 2, "init": "target"}, "use init='random'"),
+        ("llama", {"num_aux_layers": 2, "mask_token_id": 128}, "mask_token_id is 128"),
+        ("llama", {"num_aux_layers": 2, "init": "zeros"}, "init must be 'random' or 'target'"),
+        ("llama", {"num_aux_layers": 2, "init": "target", "num_layers": 7}, "has only 6 layers"),
+        ("gemma3", {"num_aux_layers": 2, "init": "target"}, "use init='random'"),
     ],
 )
 def test_options_that_do_not_fit_are_named(kind, options, message):
     with pytest.raises(JetSpecError, match=message):
-        DraftHead.from_target(tiny_target(kind), **{**OPTIONS, **options})
+        head_for_target(tiny_target(kind), **{**OPTIONS, **options})

@@ -10,8 +10,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.head.layers import Rotary
-from tests.head.reference import reference_hidden
-from tests.head.tiny_head import WINDOWED, random_taps, tiny_config, tiny_head
+from tests.helpers.reference_head import reference_hidden
+from tests.helpers.tiny_head import WINDOWED, random_aux_hidden_states, tiny_config, tiny_head
 
 BLOCK = 5
 KINDS = [
@@ -31,34 +31,34 @@ class Simulation:
         self.cache = head.new_cache(num_blocks=16 * sequences, block_size=4)
         blocks = torch.randperm(16 * sequences, generator=self.generator).view(sequences, 16)
         self.tables = [(table[:, None] * 4 + torch.arange(4)).flatten() for table in blocks]
-        self.taps = [random_taps(head, 0, self.generator) for _ in range(sequences)]
+        self.aux_hidden_states = [random_aux_hidden_states(head, 0, self.generator) for _ in range(sequences)]
 
     def random(self, low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=self.generator))
 
     def commit(self, counts: list[int]) -> None:
         """Extend the context of all sequences in one call; a sequence may commit nothing."""
-        taps, positions, slots = [], [], []
+        aux_hidden_states, positions, slots = [], [], []
         for s, count in enumerate(counts):
-            start = len(self.taps[s])
-            taps.append(random_taps(self.head, count, self.generator))
+            start = len(self.aux_hidden_states[s])
+            aux_hidden_states.append(random_aux_hidden_states(self.head, count, self.generator))
             positions.append(torch.arange(start, start + count))
             slots.append(self.tables[s][start : start + count])
-            self.taps[s] = torch.cat((self.taps[s], taps[-1]))
-        self.head.extend(torch.cat(taps), torch.cat(positions), torch.cat(slots), self.cache)
+            self.aux_hidden_states[s] = torch.cat((self.aux_hidden_states[s], aux_hidden_states[-1]))
+        self.head.extend(torch.cat(aux_hidden_states), torch.cat(positions), torch.cat(slots), self.cache)
 
     def embeds(self) -> torch.Tensor:
-        return torch.randn(len(self.taps), BLOCK, self.head.config.hidden_size, generator=self.generator)
+        return torch.randn(len(self.aux_hidden_states), BLOCK, self.head.config.hidden_size, generator=self.generator)
 
     def draft(self, embeds: torch.Tensor, shift: int = 0) -> torch.Tensor:
-        lengths = torch.tensor([len(taps) for taps in self.taps])
+        lengths = torch.tensor([len(aux_hidden_states) for aux_hidden_states in self.aux_hidden_states])
         positions = lengths[:, None] + torch.arange(BLOCK) + shift
         slots = [table[:length] for table, length in zip(self.tables, lengths)]
         return self.head.forward_blocks(embeds, positions, slots, self.cache)
 
     def expected(self, embeds: torch.Tensor) -> torch.Tensor:
         weights = dict(self.head.state_dict())
-        rows = zip(self.taps, embeds)
+        rows = zip(self.aux_hidden_states, embeds)
         return torch.stack([reference_hidden(self.head.config, weights, t, e, len(t)) for t, e in rows])
 
 
@@ -77,10 +77,15 @@ def test_equals_reference_after_ragged_partial_acceptance(kind, seed):
 def test_equals_reference_without_cache(kind):
     head = tiny_head(4, **kind)
     generator = torch.Generator().manual_seed(4)
-    taps, embeds = random_taps(head, 9, generator), torch.randn(1, BLOCK, 32, generator=generator)
+    aux_hidden_states, embeds = (
+        random_aux_hidden_states(head, 9, generator),
+        torch.randn(1, BLOCK, 32, generator=generator),
+    )
     with torch.no_grad():
-        hidden = head.forward_train(head.context(taps), embeds, torch.tensor([9]))
-    assert torch.allclose(hidden[0], reference_hidden(head.config, head.state_dict(), taps, embeds[0], 9), atol=1e-4)
+        hidden = head.forward_train(head.context(aux_hidden_states), embeds, torch.tensor([9]))
+    assert torch.allclose(
+        hidden[0], reference_hidden(head.config, head.state_dict(), aux_hidden_states, embeds[0], 9), atol=1e-4
+    )
 
 
 def test_logits_equal_reference():
@@ -103,8 +108,8 @@ def test_positions_shifted_by_one_give_other_drafts(shift):
 
 def test_context_keys_depend_on_positions_given_not_on_order():
     head = tiny_head(7)
-    taps = random_taps(head, 6, torch.Generator().manual_seed(7))
-    context = head.context(taps)
+    aux_hidden_states = random_aux_hidden_states(head, 6, torch.Generator().manual_seed(7))
+    context = head.context(aux_hidden_states)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     plain, shuffled = head.context_kv(context, torch.arange(6)), head.context_kv(context[order], order)
     for (k, v), (other_k, other_v) in zip(plain, shuffled):
@@ -120,7 +125,7 @@ def test_sequence_alone_equals_sequence_in_batch(kind):
     embeds = simulation.embeds()
     together = simulation.draft(embeds)
     for s in range(4):
-        length = len(simulation.taps[s])
+        length = len(simulation.aux_hidden_states[s])
         positions = length + torch.arange(BLOCK)
         alone = simulation.head.forward_blocks(
             embeds[s : s + 1], positions[None], [simulation.tables[s][:length]], simulation.cache
@@ -142,7 +147,12 @@ def test_only_named_slots_are_read():
     simulation.commit([5, 3])
     embeds = simulation.embeds()
     before = simulation.draft(embeds)
-    used = torch.cat([table[: len(taps)] for table, taps in zip(simulation.tables, simulation.taps)])
+    used = torch.cat(
+        [
+            table[: len(aux_hidden_states)]
+            for table, aux_hidden_states in zip(simulation.tables, simulation.aux_hidden_states)
+        ]
+    )
     free = torch.ones(simulation.cache.num_slots, dtype=torch.bool)
     free[used] = False
     for pool in simulation.cache.keys + simulation.cache.values:

@@ -7,7 +7,7 @@ import torch
 
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
-from tests.head.tiny_head import WINDOWED, random_taps, tiny_head
+from tests.helpers.tiny_head import WINDOWED, random_aux_hidden_states, tiny_head
 
 BLOCK = 5
 KINDS = [
@@ -17,16 +17,16 @@ KINDS = [
 ]
 
 
-def inference(head: DraftHead, taps: torch.Tensor, embeds: torch.Tensor, anchor: int) -> torch.Tensor:
+def inference(head: DraftHead, aux_hidden_states: torch.Tensor, embeds: torch.Tensor, anchor: int) -> torch.Tensor:
     cache = head.new_cache(8, 4)
     slots = torch.arange(anchor)
-    head.extend(taps[:anchor], slots, slots, cache)
+    head.extend(aux_hidden_states[:anchor], slots, slots, cache)
     return head.forward_blocks(embeds[None], torch.arange(anchor, anchor + BLOCK)[None], [slots], cache)[0]
 
 
 def example(head: DraftHead, rows: int, blocks: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return random_taps(head, rows, generator), torch.randn(blocks, BLOCK, 32, generator=generator)
+    return random_aux_hidden_states(head, rows, generator), torch.randn(blocks, BLOCK, 32, generator=generator)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -34,29 +34,31 @@ def example(head: DraftHead, rows: int, blocks: int, seed: int) -> tuple[torch.T
 def test_equals_inference(kind, seed):
     head = tiny_head(seed, **kind)
     anchors = torch.tensor([0, 1, 5, 12, 5, 11, 3])  # 7 blocks in groups of 2: the last group is a ragged one
-    taps, embeds = example(head, 12, len(anchors), seed)
-    hidden = head.forward_train(head.context(taps), embeds, anchors)
+    aux_hidden_states, embeds = example(head, 12, len(anchors), seed)
+    hidden = head.forward_train(head.context(aux_hidden_states), embeds, anchors)
     for a, anchor in enumerate(anchors.tolist()):
-        assert torch.allclose(hidden[a], inference(head, taps, embeds[a], anchor), atol=1e-5)
+        assert torch.allclose(hidden[a], inference(head, aux_hidden_states, embeds[a], anchor), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences_equal_inference(kind):
     head = tiny_head(2, **kind)
     lengths, anchors, owners = [7, 1, 10], torch.tensor([3, 9, 1, 6, 0]), torch.tensor([0, 2, 1, 0, 2])
-    taps, embeds = example(head, sum(lengths), len(anchors), 2)
-    hidden = head.forward_train(head.context(taps), embeds, anchors, lengths=lengths, block_sequences=owners)
+    aux_hidden_states, embeds = example(head, sum(lengths), len(anchors), 2)
+    hidden = head.forward_train(
+        head.context(aux_hidden_states), embeds, anchors, lengths=lengths, block_sequences=owners
+    )
     for a, (anchor, owner) in enumerate(zip(anchors.tolist(), owners.tolist())):
-        own_taps = taps.split(lengths)[owner]
-        assert torch.allclose(hidden[a], inference(head, own_taps, embeds[a], anchor), atol=1e-5)
+        own_states = aux_hidden_states.split(lengths)[owner]
+        assert torch.allclose(hidden[a], inference(head, own_states, embeds[a], anchor), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_at_or_after_the_anchor_is_seen(kind):
     head = tiny_head(3, **kind)
     anchors = torch.tensor([0, 2, 7, 11])
-    taps, embeds = example(head, 12, len(anchors), 3)
-    context = head.context(taps).detach()
+    aux_hidden_states, embeds = example(head, 12, len(anchors), 3)
+    context = head.context(aux_hidden_states).detach()
     before = head.forward_train(context, embeds, anchors)
     for a, anchor in enumerate(anchors.tolist()):
         changed = context.clone()
@@ -72,9 +74,9 @@ def test_nothing_at_or_after_the_anchor_is_seen(kind):
 def test_no_gradient_reaches_the_anchor_or_anything_after_it():
     head = tiny_head(4)
     anchors = torch.tensor([3, 6, 9])
-    taps, embeds = example(head, 12, 3, 4)
+    aux_hidden_states, embeds = example(head, 12, 3, 4)
     for a, anchor in enumerate(anchors.tolist()):
-        context = head.context(taps).detach().requires_grad_()
+        context = head.context(aux_hidden_states).detach().requires_grad_()
         head.forward_train(context, embeds, anchors)[a].square().sum().backward()
         reached = context.grad.abs().sum(1) > 0
         assert reached.tolist() == [row < anchor for row in range(12)]
@@ -83,8 +85,8 @@ def test_no_gradient_reaches_the_anchor_or_anything_after_it():
 @pytest.mark.parametrize("causal", [True, False])
 def test_blocks_see_neither_each_other_nor_ahead_when_causal(causal):
     head = tiny_head(5, causal=causal)
-    taps, embeds = example(head, 12, 3, 5)
-    anchors, context = torch.tensor([4, 4, 8]), head.context(taps).detach()
+    aux_hidden_states, embeds = example(head, 12, 3, 5)
+    anchors, context = torch.tensor([4, 4, 8]), head.context(aux_hidden_states).detach()
     before = head.forward_train(context, embeds, anchors)
     for j in range(BLOCK):
         changed = embeds.clone()
@@ -98,9 +100,9 @@ def test_blocks_see_neither_each_other_nor_ahead_when_causal(causal):
 
 def test_other_sequences_are_not_seen():
     head = tiny_head(6)
-    taps, embeds = example(head, 10, 2, 6)
+    aux_hidden_states, embeds = example(head, 10, 2, 6)
     options = {"lengths": [5, 5], "block_sequences": torch.tensor([0, 1])}
-    anchors, context = torch.tensor([4, 4]), head.context(taps).detach()
+    anchors, context = torch.tensor([4, 4]), head.context(aux_hidden_states).detach()
     before = head.forward_train(context, embeds, anchors, **options)
     changed = context.clone()
     changed[:5] += 1
@@ -111,9 +113,9 @@ def test_other_sequences_are_not_seen():
 
 def test_every_parameter_gets_a_gradient():
     head = tiny_head(7)
-    taps, embeds = example(head, 12, 3, 7)
+    aux_hidden_states, embeds = example(head, 12, 3, 7)
     weights = torch.randn(3, BLOCK, 32, generator=torch.Generator().manual_seed(8))
-    (head.forward_train(head.context(taps), embeds, torch.tensor([3, 6, 9])) * weights).sum().backward()
+    (head.forward_train(head.context(aux_hidden_states), embeds, torch.tensor([3, 6, 9])) * weights).sum().backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name

@@ -6,16 +6,22 @@ import pytest
 import torch
 
 from jetspec.engine.drafters.paths import PathChildren
-from jetspec.head import DraftHead, HeadConfig, load_head, save_head
-from jetspec.target import Target
+from jetspec.head import DraftHead, HeadConfig, head_for_target, load_head, save_head
+from jetspec.models.target import Target
 from jetspec.tree import grow_trees
-from tests.tiny import VOCAB_SIZE, tiny_target
+from tests.helpers.tiny import VOCAB_SIZE, tiny_target
 
 
 def conditioned_head(target: Target, seed: int = 0, **options: object) -> DraftHead:
     """A head whose transition says something: a fresh one's output is zero."""
-    settings = {"num_layers": 1, "block_size": 5, "num_taps": 2, "mask_token_id": VOCAB_SIZE - 1, "transition_size": 6}
-    head = DraftHead.from_target(target, seed=seed, **{**settings, **options})
+    settings = {
+        "num_layers": 1,
+        "block_size": 5,
+        "num_aux_layers": 2,
+        "mask_token_id": VOCAB_SIZE - 1,
+        "transition_size": 6,
+    }
+    head = head_for_target(target, seed=seed, **{**settings, **options})
     assert head.transition is not None
     generator = torch.Generator().manual_seed(seed)
     torch.nn.init.normal_(head.transition.out_proj.weight, std=4.0, generator=generator)
@@ -29,8 +35,8 @@ def target() -> Target:
 
 @torch.no_grad()
 def test_a_fresh_transition_shifts_nothing(target: Target) -> None:
-    head = DraftHead.from_target(
-        target, num_layers=1, block_size=5, num_taps=2, mask_token_id=1, transition_size=6, init="target"
+    head = head_for_target(
+        target, num_layers=1, block_size=5, num_aux_layers=2, mask_token_id=1, transition_size=6, init="target"
     )
     shift, _ = head.transition(target.embed(torch.tensor([[1, 2, 3]])))
     assert not shift.any()

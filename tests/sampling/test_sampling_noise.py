@@ -7,7 +7,7 @@ import torch
 
 from jetspec.sampling import child_seed, gumbel_noise
 from jetspec.sampling.noise import _log, _mix, _mix_int, _signed, gumbel_of, uniform
-from tests.sampling.statistics import chi_square_p
+from tests.helpers.goodness_of_fit import chi_square_p
 
 IDS = torch.arange(50_000)
 PINNED = ["0x1.54afefac63f0dp+1", "0x1.186de4194354cp+0", "-0x1.e144b03f65bd7p-1"]

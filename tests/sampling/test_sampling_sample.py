@@ -5,7 +5,7 @@ import torch
 
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams, gumbel_noise, process, sample
-from tests.sampling.statistics import chi_square_p
+from tests.helpers.goodness_of_fit import chi_square_p
 
 INF = float("inf")
 LOGITS = torch.tensor([1.0, 0.5, 2.0, -1.0, 0.0, 1.5, -3.0, 0.25, -0.5, 1.0])

@@ -10,7 +10,7 @@ import torch
 
 from jetspec.errors import JetSpecError
 from jetspec.sampling import Grammar, SamplingParams, StructuredOutputsParams, new_grammar, process, sample
-from tests.tiny import EOS_TOKEN, TEXT_VOCAB_SIZE, tiny_tokenizer
+from tests.helpers.tiny import EOS_TOKEN, TEXT_VOCAB_SIZE, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids(EOS_TOKEN)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import TrainConfig
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def make_config(prompts_file: Path, tmp_path: Path) -> Callable[..., TrainConfig
             "max_tokens": 24,
             "num_layers": 2,
             "block_size": 4,
-            "num_taps": 2,
+            "num_aux_layers": 2,
             "transition_size": 0,
             "blocks_per_step": 24,
             "blocks_per_sequence": 8,

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from jetspec.errors import JetSpecError
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.prompts import Prompt
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target
 
-SETTINGS = CaptureSettings(tap_layers=(1, 3), max_tokens=9, shard_sequences=3)
+SETTINGS = CaptureSettings(target_layer_ids=(1, 3), max_tokens=9, shard_sequences=3)
 PROMPTS = [Prompt(tuple(range(5 + i, 12 + 2 * i))) for i in range(7)]
 ANSWERED = [Prompt((4, 5, 6), (7, 8, 9, 10)), Prompt((9, 8), (1, 2, 3))]
 
@@ -51,11 +51,11 @@ def test_states_are_those_of_the_model(target: Target, tmp_path: Path) -> None:
         else:
             assert tuple(sequence.token_ids[sequence.loss_start :].tolist()) == prompt.response_ids
         states = model(sequence.token_ids[None], output_hidden_states=True, use_cache=False).hidden_states
-        assert sequence.taps.shape == (length - 1, 2 * width)
+        assert sequence.aux_hidden_states.shape == (length - 1, 2 * width)
         expected = torch.cat([states[2][0], states[4][0]], -1)[:-1]
-        torch.testing.assert_close(sequence.taps.float(), expected, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(sequence.aux_hidden_states.float(), expected, rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(sequence.hidden.float(), states[-1][0, :-1], rtol=1e-2, atol=1e-2)
-        assert torch.equal(data.read(index, rows=3).taps, sequence.taps[:3])
+        assert torch.equal(data.read(index, rows=3).aux_hidden_states, sequence.aux_hidden_states[:3])
     assert data.distinct_tokens().tolist() == sorted({t for i in range(len(data)) for t in data.token_ids(i).tolist()})
 
 
@@ -79,10 +79,10 @@ def test_a_killed_capture_goes_on_after_its_last_whole_shard(target: Target, tmp
 
 def test_prompts_that_begin_alike_are_captured_whole(target: Target, tmp_path: Path) -> None:
     prompts = [Prompt(tuple(range(40))), Prompt((*range(40), 50, 51)), Prompt((*range(40), 50, 51), (52, 53))]
-    capture(target, prompts, tmp_path, SETTINGS, max_running=1)
+    capture(target, prompts, tmp_path, SETTINGS, max_num_seqs=1)
     data = CapturedSequences(tmp_path)
-    assert torch.equal(data.read(0).taps[:40], data.read(1).taps[:40])
-    assert [len(data.read(i).taps) for i in range(3)] == [length - 1 for length in data.lengths]
+    assert torch.equal(data.read(0).aux_hidden_states[:40], data.read(1).aux_hidden_states[:40])
+    assert [len(data.read(i).aux_hidden_states) for i in range(3)] == [length - 1 for length in data.lengths]
 
 
 def test_sampled_answers_are_seeded_by_prompt(target: Target, tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_sampled_answers_are_seeded_by_prompt(target: Target, tmp_path: Path) ->
     assert len({tuple(data.token_ids(i).tolist()) for i in range(4)}) > 1
 
 
-@pytest.mark.parametrize("change", ["prompts", "max_tokens", "tap_layers", "target"])
+@pytest.mark.parametrize("change", ["prompts", "max_tokens", "target_layer_ids", "target"])
 def test_captures_are_not_mixed(target: Target, tmp_path: Path, change: str) -> None:
     capture(target, PROMPTS[:2], tmp_path, SETTINGS)
     other: Target = tiny_target(text=True, seed=4) if change == "target" else target
     prompts = PROMPTS[1:3] if change == "prompts" else PROMPTS[:2]
-    changes = {"max_tokens": {"max_tokens": 5}, "tap_layers": {"tap_layers": (1, 2)}}.get(change, {})
+    changes = {"max_tokens": {"max_tokens": 5}, "target_layer_ids": {"target_layer_ids": (1, 2)}}.get(change, {})
     with pytest.raises(JetSpecError, match=f"another {change}"):
         capture(other, prompts, tmp_path, dataclasses.replace(SETTINGS, **changes))
 

@@ -15,7 +15,7 @@ import jetspec.train.run as run_module
 from jetspec.cli import app
 from jetspec.errors import JetSpecError
 from jetspec.head import load_head
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import TrainConfig
 from jetspec.train.config import read_config_file
 
@@ -120,8 +120,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"transition_size": 8}, 8),
         ({"causal": False}, 0),
         ({"causal": False, "transition_size": 8}, 8),
-        ({"method": "autoregressive"}, 0),
-        ({"method": "autoregressive", "transition_size": 0}, 0),
+        ({"kind": "autoregressive"}, 0),
+        ({"kind": "autoregressive", "transition_size": 0}, 0),
     ],
 )
 def test_causal_parallel_heads_have_a_transition_by_default(options: dict, size: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from jetspec import LLM, SamplingParams
 from jetspec.errors import JetSpecError
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import TrainConfig, train
 from jetspec.train import data as data_module
 from jetspec.train.answers import AnswerStore, EngineAnswers
@@ -116,7 +116,7 @@ def engine_answers(target: Target, folder: Path, **changes: Any) -> EngineAnswer
 def test_engine_answers_are_seeded_and_stored(target: Target, tmp_path: Path) -> None:
     asks = [Ask(tuple(range(5, 9 + n)), "") for n in range(6)]
     answers = engine_answers(target, tmp_path / "a")(asks)
-    assert engine_answers(target, tmp_path / "b", max_running=2)(asks[::-1]) == answers[::-1]
+    assert engine_answers(target, tmp_path / "b", max_num_seqs=2)(asks[::-1]) == answers[::-1]
     assert engine_answers(target, tmp_path / "c", seed=1)(asks) != answers
     ran: list[int] = []
     again = engine_answers(target, tmp_path / "a", progress=lambda done, total, tokens: ran.append(done))

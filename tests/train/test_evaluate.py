@@ -6,8 +6,8 @@ import pytest
 
 import jetspec.train.evaluate as evaluate_module
 from jetspec import LLM, SamplingParams
-from jetspec.head import DraftHead
-from jetspec.target import Target
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
 from jetspec.train import measure_acceptance
 from jetspec.train.processes import Processes
 
@@ -16,7 +16,7 @@ PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [40, 41], [3] * 6, [100, 30, 7]]
 
 @pytest.fixture(scope="module")
 def head(target: Target) -> DraftHead:
-    return DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=270, seed=1)
+    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=270, seed=1)
 
 
 def test_lengths_and_depths_are_those_of_the_engine(target: Target, head: DraftHead) -> None:

@@ -14,7 +14,7 @@ from jetspec.errors import JetSpecError
 from jetspec.train import loss as loss_module
 from jetspec.train.loss import OutputLayer, output_layer, row_losses, teach
 from jetspec.train.step import reach
-from tests.tiny import tiny_gemma2, tiny_target
+from tests.helpers.tiny import tiny_gemma2, tiny_target
 
 VOCAB, HIDDEN = 90, 12
 
@@ -118,7 +118,7 @@ def test_reach_is_the_probability_of_the_tokens_before() -> None:
 def test_output_layer_of_a_target_with_capped_logits() -> None:
     target = tiny_target("llama")
     assert output_layer(target).softcap is None
-    from jetspec.target import Target
+    from jetspec.models.target import Target
 
     capped = Target.from_model(tiny_gemma2(final_logit_softcapping=1.5), name="capped")
     assert output_layer(capped).softcap == 1.5

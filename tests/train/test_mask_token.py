@@ -6,7 +6,7 @@ import pytest
 
 from jetspec.errors import JetSpecError
 from jetspec.train.mask_token import choose_mask_token
-from tests.tiny import EOS_TOKEN, tiny_tokenizer
+from tests.helpers.tiny import EOS_TOKEN, tiny_tokenizer
 
 
 def test_the_order_of_choices() -> None:

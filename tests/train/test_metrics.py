@@ -14,7 +14,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from jetspec.errors import JetSpecError
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import TrainConfig, train
 
 MakeConfig = Callable[..., TrainConfig]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from jetspec.errors import JetSpecError
 from jetspec.head import load_head
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import TrainConfig, train
 from jetspec.train.capture import CaptureSettings, capture
 from jetspec.train.processes import Processes
@@ -40,7 +40,7 @@ SMALL = {"max_steps": 4, "eval_every": 4, "log_every": 1, "export": "last", "max
 
 def settings(folder: Path, prompts_file: Path, name: str, changes: dict) -> dict:
     base = {"target": "tiny", "prompts": str(prompts_file), "output": str(folder / name), "dtype": "float32"}
-    shape = {"num_layers": 2, "block_size": 4, "num_taps": 2, "max_tokens": 16, "learning_rate": 3e-3}
+    shape = {"num_layers": 2, "block_size": 4, "num_aux_layers": 2, "max_tokens": 16, "learning_rate": 3e-3}
     size = {"blocks_per_step": 24, "blocks_per_sequence": 8, "eval_prompts": 3, "eval_max_tokens": 6}
     return {**base, **shape, **size, "eval_budgets": [4, 8], **SMALL, **changes}
 
@@ -56,7 +56,7 @@ def runs(target: Target, prompts_file: Path, tmp_path_factory: pytest.TempPathFa
     work = [(scenario, settings(folder, prompts_file, name, changes)) for name, (scenario, changes) in RUNS.items()]
     (folder / "work.json").write_text(json.dumps(work))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launch, "-m", "tests.train.workers", folder / "work.json"]
+    command = [*launch, "-m", "tests.helpers.workers", folder / "work.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
@@ -148,4 +148,10 @@ def test_a_folder_that_is_not_shared_is_refused(
 ) -> None:
     monkeypatch.setattr(Processes, "wait", lambda self: None)
     with pytest.raises(JetSpecError, match="must be on a file system that all processes share"):
-        capture(target, [Prompt((1, 2))], tmp_path / "own", CaptureSettings(tap_layers=(1,)), processes=Processes(1, 2))
+        capture(
+            target,
+            [Prompt((1, 2))],
+            tmp_path / "own",
+            CaptureSettings(target_layer_ids=(1,)),
+            processes=Processes(1, 2),
+        )

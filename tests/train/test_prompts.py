@@ -9,8 +9,8 @@ import pytest
 
 from jetspec import LLM
 from jetspec.errors import JetSpecError
+from jetspec.models.target import Target
 from jetspec.prompts import BadRows, Row
-from jetspec.target import Target
 from jetspec.train.prompts import Answer, Ask, Prompt, answer_rows, split_held_out, turns, unique
 from jetspec.train.render import Renderer
 
@@ -49,7 +49,7 @@ def prompts_of(row: Row, renderer: Renderer, **options: Any) -> list[Prompt]:
     """Of a row whose turns are all given, or left open at the end."""
     bad = BadRows()
     [prompts] = answer_rows([row], lambda r: turns(r, renderer, **options), lambda asks: pytest.fail("asked"), bad)
-    bad.settle()
+    bad.raise_if_any()
     return prompts
 
 

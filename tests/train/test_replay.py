@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from jetspec import engine
-from jetspec.engine import Committed, Drafter, Engine, HeadDrafter, NgramDrafter, Observer, Round
+from jetspec.engine import Committed, Drafter, Engine, HeadDrafter, NgramDrafter, Observer, RoundRecord
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
 from jetspec.train.dataset import Captured
 from jetspec.train.replay import Replay, acceptance_length
 from jetspec.tree import Forest
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], [40, 41], [3] * 6, [100, 30, 7, 5, 6, 7]]
 MAX_TOKENS = 30
@@ -29,7 +29,7 @@ def target() -> Target:
 
 
 def head(target: Target, **settings) -> DraftHead:
-    made = DraftHead.from_target(target, num_layers=1, num_taps=2, seed=1, block_size=5, **settings)
+    made = head_for_target(target, num_layers=1, num_aux_layers=2, seed=1, block_size=5, **settings)
     if getattr(made, "transition", None) is not None:
         with torch.no_grad():  # fresh ones shift nothing
             made.transition.out_proj.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(2))
@@ -40,7 +40,7 @@ def make(kind: str, target: Target) -> Drafter:
     if kind == "ngram":
         return NgramDrafter(min_ngram=1)
     if kind == "autoregressive":
-        return HeadDrafter(head(target, method="autoregressive"))
+        return HeadDrafter(head(target, kind="autoregressive"))
     settings = {"transition_size": 8} if kind == "transition" else {"causal": kind != "bidirectional"}
     return HeadDrafter(head(target, mask_token_id=120, **settings), chain=kind == "chain")
 
@@ -49,14 +49,14 @@ class Recorder(Observer):
     """What the engine commits, in full precision, and its rounds by the tokens they committed."""
 
     def __init__(self) -> None:
-        self.taps: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self.aux_hidden_states: dict[str, list[torch.Tensor]] = defaultdict(list)
         self.rounds: Counter[int] = Counter()
 
     def committed(self, rows: Committed) -> None:
-        if rows.taps is not None:
-            self.taps[rows.request_id].append(rows.taps)
+        if rows.aux_hidden_states is not None:
+            self.aux_hidden_states[rows.request_id].append(rows.aux_hidden_states)
 
-    def round(self, record: Round) -> None:
+    def round(self, record: RoundRecord) -> None:
         self.rounds[len(record.new_tokens)] += 1
 
 
@@ -64,7 +64,7 @@ def run_engine(
     target: Target, drafter: Drafter, budget: int, temperature: float, stops: list[list[int]] | None = None
 ) -> tuple[Counter[int], list[Captured]]:
     recorder = Recorder()
-    runner = Engine(target, drafter, tree_budget=budget, num_blocks=100, share_prefixes=False, observer=recorder)
+    runner = Engine(target, drafter, tree_budget=budget, num_blocks=100, enable_prefix_caching=False, observer=recorder)
     sequences = []
     for i, ids in enumerate(PROMPTS):
         params = SamplingParams(
@@ -75,8 +75,12 @@ def run_engine(
         runner.step()
     answers = []
     for i, s in enumerate(sequences):
-        taps = torch.cat(recorder.taps[str(i)]) if recorder.taps else torch.empty(len(s.token_ids), 0)
-        answers.append(Captured(torch.tensor(s.token_ids), len(PROMPTS[i]), taps, torch.empty(0)))
+        aux_hidden_states = (
+            torch.cat(recorder.aux_hidden_states[str(i)])
+            if recorder.aux_hidden_states
+            else torch.empty(len(s.token_ids), 0)
+        )
+        answers.append(Captured(torch.tensor(s.token_ids), len(PROMPTS[i]), aux_hidden_states, torch.empty(0)))
     return recorder.rounds, answers
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jetspec.errors import JetSpecError
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import server as server_module
 from jetspec.train.answers import AnswerStore
 from jetspec.train.prompts import Answer, Ask

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from jetspec.head import DraftHead
-from jetspec.target import Target
+from jetspec.head import DraftHead, head_for_target
+from jetspec.models.target import Target
 from jetspec.train import TrainConfig
 from jetspec.train.blocks import keyed_generator, make_blocks, sample_anchors
 from jetspec.train.capture import CaptureSettings, capture
@@ -19,7 +19,7 @@ from jetspec.train.dataset import Captured, CapturedSequences
 from jetspec.train.prompts import Prompt
 from jetspec.train.schedule import share_out
 from jetspec.train.step import GradientStep
-from tests.head.reference import reference_path
+from tests.helpers.reference_head import reference_path
 
 PROMPTS = [
     Prompt((4, 5, 6, 7), (8, 9, 10, 11, 12, 13)),
@@ -30,7 +30,7 @@ PROMPTS = [
 
 @pytest.fixture
 def data(target: Target, tmp_path: Path) -> CapturedSequences:
-    capture(target, PROMPTS, tmp_path / "capture", CaptureSettings(tap_layers=(1, 3)))
+    capture(target, PROMPTS, tmp_path / "capture", CaptureSettings(target_layer_ids=(1, 3)))
     return CapturedSequences(tmp_path / "capture")
 
 
@@ -38,7 +38,7 @@ METHODS = ["parallel", "autoregressive"]
 
 
 def new_head(target: Target, method: str = "parallel", transition_size: int = 0) -> DraftHead:
-    head = DraftHead.from_target(
+    head = head_for_target(
         target,
         method=method,
         num_layers=2,
@@ -86,7 +86,7 @@ def test_loss_and_gradient_equal_a_readable_reference(
         for number, anchor in enumerate(anchors):
             count += 1
             block = torch.tensor([[int(sequence.token_ids[anchor]), 270, 270, 270]])
-            context = head.context(sequence.taps[:anchor].float())
+            context = head.context(sequence.aux_hidden_states[:anchor].float())
             hidden = head.forward_train(context, target.embed(block), torch.tensor([anchor]))[0]
             reached, state = 1.0, None
             for depth in range(1, 4):
@@ -127,8 +127,10 @@ def test_an_unrolled_loss_equals_a_readable_reference(
         embeds = target.embed(sequence.token_ids)
         for anchor in sample_anchors(length, sequence.loss_start, 8, keyed_generator(0, 0, index)).tolist():
             count += 1
-            taps = sequence.taps[:anchor].float()
-            hidden = reference_path(head.config, head.state_dict(), taps, embeds[: min(anchor + 3, length - 1)])
+            aux_hidden_states = sequence.aux_hidden_states[:anchor].float()
+            hidden = reference_path(
+                head.config, head.state_dict(), aux_hidden_states, embeds[: min(anchor + 3, length - 1)]
+            )
             for depth, drafted in enumerate(hidden, 1):
                 weight = math.exp(-(depth - 1) / config.depth_gamma)
                 teacher = target.lm_head(sequence.hidden[anchor + depth - 1].float()).log_softmax(-1)
@@ -148,7 +150,7 @@ def test_a_block_cannot_see_past_its_anchor(
     monkeypatch: pytest.MonkeyPatch,
     method: str,
 ) -> None:
-    """Perturbed taps from the last anchor on change nothing; those before it do."""
+    """Perturbed aux_hidden_states from the last anchor on change nothing; those before it do."""
     config = make_config(blocks_per_sequence=1)
     read = data.read
     length, start = data.lengths[0], data.loss_starts[0]
@@ -158,9 +160,9 @@ def test_a_block_cannot_see_past_its_anchor(
         def changed(index: int, rows: int | None = None) -> Captured:
             # All rows are handed over, so that the head's mask alone keeps them out.
             whole = read(index)
-            taps = whole.taps.clone()
-            taps[first:] += 3
-            return Captured(whole.token_ids, whole.loss_start, taps, whole.hidden)
+            aux_hidden_states = whole.aux_hidden_states.clone()
+            aux_hidden_states[first:] += 3
+            return Captured(whole.token_ids, whole.loss_start, aux_hidden_states, whole.hidden)
 
         return changed
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jetspec.head import load_head
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import StepInfo, TrainConfig, train
 from jetspec.train.checkpoint import Progress, forget_after, save_best, save_checkpoint
 from jetspec.train.signals import StopSignals

@@ -8,7 +8,7 @@ import pytest
 
 from jetspec import LLM, SamplingParams
 from jetspec.head import DraftHead, load_head, new_head
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import TrainConfig, train
 
 TEXTS = ["add 11 to 12 #1", "a", "add 50 to 61 #77 and tell me", "add 9", "#3 add 20 to 97 #4"]
@@ -25,7 +25,7 @@ def trained(target: Target, prompts_file: Path, tmp_path_factory: pytest.TempPat
         max_tokens=24,
         num_layers=2,
         block_size=4,
-        num_taps=2,
+        num_aux_layers=2,
         max_steps=60,
         blocks_per_step=64,
         eval_every=60,

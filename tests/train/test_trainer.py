@@ -14,10 +14,10 @@ import torch
 
 from jetspec.errors import JetSpecError
 from jetspec.head import AutoregressiveHead, load_head
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import StepInfo, TrainConfig, train
 from jetspec.train.schedule import DataOrder, learning_rate
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -126,7 +126,7 @@ def test_resuming_after_sigkill(target: Target, make_config: MakeConfig, tmp_pat
         f"torch.set_num_threads({torch.get_num_threads()})\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "from jetspec.train import TrainConfig, train\n"
-        "from tests.tiny import tiny_target\n"
+        "from tests.helpers.tiny import tiny_target\n"
         f"settings = {config.to_dict()!r}\n"
         f"settings.update(output={str(tmp_path / 'killed')!r}, checkpoint_every=1)\n"
         "watch = lambda info: os.kill(os.getpid(), signal.SIGKILL) if info.step == 3 else None\n"
@@ -155,13 +155,15 @@ def test_the_exported_head_is_the_trained_one(target: Target, make_config: MakeC
     config = make_config()
     result = train(config, target=target)
     head = load_head(config.folder)
-    taps = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))
+    aux_hidden_states = torch.randn(9, 2 * target.hidden_size, generator=torch.Generator().manual_seed(0))
     block = target.embed(torch.tensor([[1, head.config.mask_token_id, head.config.mask_token_id]]))
     from jetspec.train.checkpoint import load_best
 
     trained = load_head(config.folder)
     trained.load_state_dict(load_best(config.folder / "checkpoint", result.exported_step))
-    outputs = [target.lm_head(h.forward_train(h.context(taps), block, torch.tensor([9]))) for h in (head, trained)]
+    outputs = [
+        target.lm_head(h.forward_train(h.context(aux_hidden_states), block, torch.tensor([9]))) for h in (head, trained)
+    ]
     assert torch.equal(*outputs)
     assert "acceptance length" in (config.folder / "README.md").read_text().lower()
     measured = [line[3]["4"] for line in losses(config.folder) if line[3] is not None]
@@ -171,7 +173,7 @@ def test_the_exported_head_is_the_trained_one(target: Target, make_config: MakeC
 
 
 def test_an_autoregressive_head_learns_and_is_exported_as_one(target: Target, make_config: MakeConfig) -> None:
-    config = make_config(method="autoregressive", num_layers=1, max_steps=25, eval_every=25)
+    config = make_config(kind="autoregressive", num_layers=1, max_steps=25, eval_every=25)
     seen: list[float] = []
     result = train(config, target=target, watch=lambda info: seen.append(info.loss))
     assert sum(seen[-5:]) < 0.8 * sum(seen[:5])
@@ -183,7 +185,7 @@ def test_an_autoregressive_head_learns_and_is_exported_as_one(target: Target, ma
     assert "autoregressive,\n3 tokens ahead, target layers" in card
     assert "--method autoregressive" in card
     # It goes on from a head of its own kind only.
-    again = make_config("again", method="autoregressive", num_layers=1, init=str(config.folder), max_steps=1)
+    again = make_config("again", kind="autoregressive", num_layers=1, init=str(config.folder), max_steps=1)
     assert train(again, target=target).finished
     with pytest.raises(JetSpecError, match="init: the trained head's method is 'autoregressive'"):
         train(make_config("other", num_layers=1, init=str(config.folder), max_steps=1), target=target)
@@ -225,9 +227,9 @@ def test_schedule() -> None:
         ({"block_size": 1}, "block_size=1: must be at least 2"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
         ({"warmup": 2.0}, "warmup=2.0: must be at most 1"),
-        ({"method": "eagle"}, "method='eagle': one of parallel, autoregressive"),
-        ({"method": "autoregressive", "causal": False}, "causal=False: is for method 'parallel'"),
-        ({"method": "autoregressive", "mask_token": 5}, "mask_token=5: is for method 'parallel'"),
+        ({"kind": "eagle"}, "method='eagle': one of parallel, autoregressive"),
+        ({"kind": "autoregressive", "causal": False}, "causal=False: is for method 'parallel'"),
+        ({"kind": "autoregressive", "mask_token": 5}, "mask_token=5: is for method 'parallel'"),
         ({"export": "first"}, "export='first': one of best, last"),
     ],
 )

@@ -13,7 +13,7 @@ from jetspec.engine.drafters.temperature import tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.head import AutoregressiveHead
 from jetspec.head.autoregressive import Paths
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.tree import Expand, top_candidates
 
 
@@ -36,8 +36,8 @@ class AutoregressiveContext:
         )
 
     def extend(self, rows: CommittedRows) -> None:
-        assert rows.taps is not None
-        self.features.index_copy_(0, rows.slots, self.head.features(rows.taps))
+        assert rows.aux_hidden_states is not None
+        self.features.index_copy_(0, rows.slots, self.head.features(rows.aux_hidden_states))
         # The first token of a text has no feature before it, so no entry ends with it.
         spans = [(s, max(start, 1), stop) for s, start, stop in rows.spans if stop > max(start, 1)]
         if not spans:

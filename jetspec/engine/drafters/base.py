@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.tree import Forest
 
 
@@ -19,13 +19,13 @@ class CommittedRows:
     """Newly committed tokens of all sequences, end to end.
 
     Span (sequence, start, stop) stands for the positions `start .. stop - 1` of one sequence. positions and slots are
-    [n] int64 on the target's device; taps [n, num_taps * hidden], None where the drafter taps no layer.
+    [n] int64 on the target's device; aux_hidden_states [n, aux_layers * hidden], None where the drafter reads no layer.
     """
 
     spans: list[tuple[Sequence, int, int]]
     positions: Tensor
     slots: Tensor
-    taps: Tensor | None
+    aux_hidden_states: Tensor | None
 
 
 class Drafter(ABC):
@@ -36,7 +36,7 @@ class Drafter(ABC):
     """
 
     #: Target layers whose outputs `extend` is given; empty if it needs none.
-    tap_layers: tuple[int, ...] = ()
+    target_layer_ids: tuple[int, ...] = ()
     #: Bytes that one token takes in storage addressed by the engine's cache slots.
     cache_bytes_per_token: int = 0
     #: Seconds of the last `propose` in which trees were built of scores, where the drafter tells them apart.

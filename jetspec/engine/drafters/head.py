@@ -15,8 +15,8 @@ from jetspec.engine.drafters.parallel import ParallelContext
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
-from jetspec.packing import pack_linears
-from jetspec.target import Target
+from jetspec.models.onednn_linear import pack_linears
+from jetspec.models.target import Target
 from jetspec.tree import Expand, Forest, grow_trees
 
 
@@ -55,7 +55,7 @@ class HeadDrafter(Drafter):
         self.head = head
         self.chain = chain
         self.window = window
-        self.tap_layers = head.config.target_layer_ids
+        self.target_layer_ids = head.config.target_layer_ids
         self.cache_bytes_per_token = head.cache_bytes_per_token
         self.context: Context
 
@@ -63,7 +63,7 @@ class HeadDrafter(Drafter):
         config = self.head.config
         config.validate_for(target)
         pack_linears(self.head)
-        self.context = CONTEXTS[config.method](self.head, target, num_blocks, block_size, self.window)
+        self.context = CONTEXTS[config.kind](self.head, target, num_blocks, block_size, self.window)
 
     def extend(self, rows: CommittedRows) -> None:
         self.context.extend(rows)

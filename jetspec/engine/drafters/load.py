@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from jetspec.engine.drafters.base import Drafter
+from jetspec.engine.drafters.draft_model import ModelDrafter
 from jetspec.engine.drafters.head import HeadDrafter
-from jetspec.engine.drafters.model import ModelDrafter
 from jetspec.engine.drafters.ngram import NgramDrafter
 from jetspec.errors import JetSpecError, is_positive_integer
 from jetspec.head import DraftHead, load_head
-from jetspec.target import Target, load_target
+from jetspec.models.loading import load_target
+from jetspec.models.target import Target
 
 #: "tree" and "chain" take a draft head, "model" a small language model, "ngram" nothing.
 DRAFT_METHODS = ("tree", "chain", "model", "ngram")

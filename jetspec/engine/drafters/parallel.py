@@ -11,7 +11,7 @@ from jetspec.engine.drafters.paths import PathChildren
 from jetspec.engine.drafters.temperature import temperatures, tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.head import ParallelHead
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.tree import Expand, shared_children, top_candidates
 
 #: Committed rows that wait for the next draft at most; bounds the memory of their hidden states.
@@ -41,12 +41,14 @@ class ParallelContext:
     def write_pending(self) -> None:
         if not self._pending:
             return
-        taps = torch.cat([rows.taps for rows in self._pending if rows.taps is not None])
+        aux_hidden_states = torch.cat(
+            [rows.aux_hidden_states for rows in self._pending if rows.aux_hidden_states is not None]
+        )
         positions = torch.cat([rows.positions for rows in self._pending])
         slots = torch.cat([rows.slots for rows in self._pending])
         self._pending.clear()
         newest = last_of_each(slots)
-        self.head.extend(taps[newest], positions[newest], slots[newest], self.cache)
+        self.head.extend(aux_hidden_states[newest], positions[newest], slots[newest], self.cache)
 
     def children(self, anchors: torch.Tensor, sequences: Seq[Sequence], limit: int) -> Expand:
         self.write_pending()

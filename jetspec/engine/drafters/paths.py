@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from jetspec.head import Transition
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.tree import topk_lowest_id
 
 #: Tokens of each depth that are scored anew for every node there.

@@ -1,4 +1,4 @@
-"""Several runs, one after the other, on the processes that torchrun started: `-m tests.train.workers WORK.json`.
+"""Several runs, one after the other, on the processes that torchrun started: `-m tests.helpers.workers WORK.json`.
 
 The file holds a list of [name of a scenario below, configuration].
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from jetspec.target import Target
+from jetspec.models.target import Target
 from jetspec.train import StepInfo, TrainConfig, train
-from tests.tiny import tiny_target
+from tests.helpers.tiny import tiny_target
 
 
 class Killed(Exception):

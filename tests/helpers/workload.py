@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from jetspec.engine import Engine, Observer, Round, Sequence
+from jetspec.engine import Engine, Observer, RoundRecord, Sequence
+from jetspec.models.target import Target
 from jetspec.sampling import Logprob, SamplingParams
-from jetspec.target import Target
-from tests.drafters import OracleDrafter
-from tests.head.tiny_head import tiny_head
-from tests.tiny import BASE, TEXT_VOCAB_SIZE, TINY_MODELS, tiny_tokenizer
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.tiny import BASE, TEXT_VOCAB_SIZE, TINY_MODELS, tiny_tokenizer
+from tests.helpers.tiny_head import tiny_head
 
 #: Many, so that answers end on them now and then; the tokenizer's own among them.
 EOS = frozenset({*range(3, 256, 23), 256})
@@ -83,11 +83,11 @@ def draw_workload(kind: str, seed: int) -> Workload:
     budgets: list[Any] = [rng.randint(1, 24), rng.randint(6, 24), "auto"]
     budget = rng.choice(budgets)
     engine = {
-        "block_size": block_size,
+        "kv_block_size": block_size,
         "num_blocks": largest + rng.choice([0, 1, 3, largest // 2, 20 * largest]),
-        "max_rows": rng.choice([2 if longest < 40 else 5, 9, 20, 50, 100, 1024]),
-        "max_running": rng.choice([1, 3, 8, 8, 8]),
-        "share_prefixes": rng.random() < 0.7,
+        "max_num_batched_tokens": rng.choice([2 if longest < 40 else 5, 9, 20, 50, 100, 1024]),
+        "max_num_seqs": rng.choice([1, 3, 8, 8, 8]),
+        "enable_prefix_caching": rng.random() < 0.7,
         "tree_budget": budget,
     }
     draft = rng.choice(["oracle", "oracle", "oracle", "head", "none"])
@@ -150,7 +150,7 @@ class Bench:
         model = TINY_MODELS[kind](attn="sdpa", **settings).to(dtype)
         self.target = Target.from_model(model, TOKENIZER, name=kind)
         self.target.eos_token_ids = EOS
-        self.plain = Engine(self.target, num_blocks=32, share_prefixes=False, **options)
+        self.plain = Engine(self.target, num_blocks=32, enable_prefix_caching=False, **options)
 
     def alone(self, request: Request) -> Sequence:
         """What the request gets from plain decoding, with nothing else running."""
@@ -193,7 +193,7 @@ class Seen(Observer):
     counts: Counter[str] = field(default_factory=Counter)
     ends_in_tree: set[str] = field(default_factory=set)
 
-    def round(self, record: Round) -> None:
+    def round(self, record: RoundRecord) -> None:
         deepest = 0
         depths = [0] * len(record.parents)
         for row, parent in enumerate(record.parents[1:], start=1):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How many answers speculation and batching change in half precision, with `exact` and without, and what it costs.
+"""How many answers speculation and batching change in half precision, with and without `batch_invariant`, and its cost.
 
-    python benchmarks/exact.py --prompts gsm8k_test.jsonl [--dtype bfloat16] [--json]
+    python benchmarks/batch_invariant.py --prompts gsm8k_test.jsonl [--dtype bfloat16] [--json]
 
 Every prompt is answered alone by plain decoding, greedily and with a seed; then all together with the head's trees.
 Answers are counted that are equal token for token. Run it with nothing else on the machine for the times.
@@ -22,8 +22,9 @@ from rich.table import Table
 
 from jetspec import LLM, SamplingParams
 from jetspec.attention import RowBatch, Segment
+from jetspec.models.loading import load_target
+from jetspec.models.target import Target
 from jetspec.prompts import read_prompts
-from jetspec.target import Target, load_target
 
 CONTEXT = 256
 ROWS = (1, 16, 64)
@@ -38,37 +39,45 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tree-budget", type=int, default=16)
-    parser.add_argument("--max-running", type=int, default=8)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.7, help="of the seeded answers")
     parser.add_argument("--repeats", type=int, default=5, help="forwards a row count is the median of")
-    parser.add_argument("--only-exact", action="store_true", help="leave out the runs without exact")
+    parser.add_argument("--only-batch-invariant", action="store_true", help="leave out the runs without it")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
     target = load_target(options.target, dtype=options.dtype)
     texts = read_prompts(options.prompts)[: options.num_prompts]
     prompts = LLM(target).encode_prompts(texts)
-    names = ("exact",) if options.only_exact else ("exact", "not exact")
-    modes = {mode: measure(target, prompts, options, exact=mode == "exact") for mode in names}
+    names = ("batch_invariant",) if options.only_batch_invariant else ("batch_invariant", "default")
+    modes = {mode: measure(target, prompts, options, batch_invariant=mode == "batch_invariant") for mode in names}
     figures: dict[str, Any] = {
         "dtype": options.dtype,
         "threads": torch.get_num_threads(),
         "prompts": len(prompts),
         "modes": modes,
     }
-    if not options.only_exact:
-        exact, others = (modes[name]["seconds"] for name in names)
-        figures["exact_over_not_exact"] = {name: exact[name] / others[name] for name in exact}
+    if not options.only_batch_invariant:
+        invariant, others = (modes[name]["seconds"] for name in names)
+        figures["batch_invariant_over_default"] = {name: invariant[name] / others[name] for name in invariant}
     if options.json:
         print(json.dumps(figures))
     else:
         show(figures)
 
 
-def measure(target: Target, prompts: list[list[int]], options: argparse.Namespace, *, exact: bool) -> dict[str, Any]:
+def measure(
+    target: Target, prompts: list[list[int]], options: argparse.Namespace, *, batch_invariant: bool
+) -> dict[str, Any]:
     """Answers that stay the same with trees in a batch, and seconds of what exactness slows down."""
-    plain = LLM(target, exact=exact, share_prefixes=False)
-    drafted = LLM(target, options.draft, exact=exact, tree_budget=options.tree_budget, max_running=options.max_running)
+    plain = LLM(target, batch_invariant=batch_invariant, enable_prefix_caching=False)
+    drafted = LLM(
+        target,
+        options.draft,
+        batch_invariant=batch_invariant,
+        tree_budget=options.tree_budget,
+        max_num_seqs=options.max_num_seqs,
+    )
     equal, seconds = {}, {}
     for name, temperature in (("greedy", 0.0), ("seeded", options.temperature)):
         params = [
@@ -116,9 +125,9 @@ def show(figures: dict[str, Any]) -> None:
     for name in ("greedy", "seeded"):
         counts = (f"{mode['equal'][name]} of {figures['prompts']}" for mode in figures["modes"].values())
         table.add_row(f"{name} answers as plain decoding alone gives", *counts)
-    for name in figures["modes"]["exact"]["seconds"]:
+    for name in figures["modes"]["batch_invariant"]["seconds"]:
         times = (f"{mode['seconds'][name]:.3f} s" for mode in figures["modes"].values())
-        ratio = figures.get("exact_over_not_exact", {}).get(name)
+        ratio = figures.get("batch_invariant_over_default", {}).get(name)
         table.add_row(name, *times, "" if ratio is None else f"{ratio:.2f}x")
     console = Console()
     console.print(f"{figures['dtype']}, threads: {figures['threads']}")

@@ -46,5 +46,5 @@ def tiny_head(seed: int = 0, **settings: Any) -> ParallelHead:
     return head.eval()
 
 
-def random_taps(head: ParallelHead, rows: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(rows, head.config.num_taps * head.config.hidden_size, generator=generator)
+def random_aux_hidden_states(head: ParallelHead, rows: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(rows, head.config.num_aux_layers * head.config.hidden_size, generator=generator)

@@ -1,4 +1,4 @@
-"""A fresh draft head for a target: sizes from the target, weights random or taken from its last layers."""
+"""Draft heads by kind, and a fresh one for a target: its sizes from the target, its weights random or copied."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from jetspec.errors import JetSpecError
+from jetspec.head.autoregressive import AutoregressiveHead
 from jetspec.head.base import DraftHead
 from jetspec.head.config import STATIC_ROPE_TYPES, HeadConfig
-from jetspec.head.kinds import new_head
+from jetspec.head.parallel import ParallelHead
 from jetspec.head.transition import Transition
-from jetspec.target import Target, default_tap_layers
+from jetspec.models.target import Target, default_target_layer_ids
+
+#: The class of each kind of head.
+HEADS: dict[str, type[DraftHead]] = {"parallel": ParallelHead, "autoregressive": AutoregressiveHead}
+
+
+def new_head(config: HeadConfig) -> DraftHead:
+    """A head of the kind that `config` names, its weights not set."""
+    return HEADS[config.kind](config)
 
 
 def head_for_target(
@@ -22,9 +31,9 @@ def head_for_target(
     *,
     num_layers: int,
     block_size: int,
-    method: str = "parallel",
+    kind: str = "parallel",
     mask_token_id: int | None = None,
-    num_taps: int | None = None,
+    num_aux_layers: int | None = None,
     target_layer_ids: Sequence[int] | None = None,
     causal: bool = True,
     shifted: bool = False,
@@ -35,10 +44,10 @@ def head_for_target(
 ) -> DraftHead:
     """A head that fits `target`, on its device.
 
-    Give `target_layer_ids`, or `num_taps` for evenly spaced ones. `init="random"` draws matrices from N(0, 0.02);
+    Give `target_layer_ids`, or `num_aux_layers` for evenly spaced ones. `init="random"` draws matrices from N(0, 0.02);
     `init="target"` then replaces them, wherever name and shape agree, by the weights of the target's last
     `num_layers` layers, and starts with layers that read the last tap. Raises JetSpecError where the options do not
-    fit the target. `method` is "parallel", which needs a `mask_token_id`, or "autoregressive".
+    fit the target. `kind` is "parallel", which needs a `mask_token_id`, or "autoregressive".
     """
     if init not in ("random", "target"):
         raise JetSpecError(f"init must be 'random' or 'target', got {init!r}")
@@ -46,9 +55,9 @@ def head_for_target(
         **_sizes(target),
         num_hidden_layers=num_layers,
         block_size=block_size,
-        method=method,
+        kind=kind,
         mask_token_id=mask_token_id,
-        target_layer_ids=_taps(target, num_taps, target_layer_ids),
+        target_layer_ids=_taps(target, num_aux_layers, target_layer_ids),
         causal=causal,
         shifted=shifted,
         transition_size=transition_size,
@@ -77,12 +86,12 @@ def copy_weights(head: DraftHead, trained: DraftHead) -> None:
     head.load_state_dict(trained.state_dict(), strict=False)
 
 
-def _taps(target: Target, num_taps: int | None, target_layer_ids: Sequence[int] | None) -> tuple[int, ...]:
-    if target_layer_ids is not None and num_taps is None:
+def _taps(target: Target, num_aux_layers: int | None, target_layer_ids: Sequence[int] | None) -> tuple[int, ...]:
+    if target_layer_ids is not None and num_aux_layers is None:
         return tuple(target_layer_ids)
-    if num_taps is not None and target_layer_ids is None:
-        return tuple(default_tap_layers(target.num_layers, num_taps))
-    raise JetSpecError("give either num_taps or target_layer_ids")
+    if num_aux_layers is not None and target_layer_ids is None:
+        return tuple(default_target_layer_ids(target.num_layers, num_aux_layers))
+    raise JetSpecError("give either num_aux_layers or target_layer_ids")
 
 
 def _sizes(target: Target) -> dict[str, Any]:
@@ -147,7 +156,7 @@ def _init_from_target(head: DraftHead, target: Target) -> None:
     _copy_if_equal_shape(head.norm.weight, _norm_scale(decoder.norm))
     input_scales = torch.stack([_norm_scale(source.input_layernorm) for source in sources])
     head.hidden_norm.weight.copy_(input_scales.mean(0))
-    head.read_last_tap()
+    head.read_last_aux_hidden_state()
 
 
 def _copy_layer(layer: nn.Module, source: nn.Module) -> None:

@@ -11,8 +11,8 @@ from jetspec.engine.drafters.base import CommittedRows, Drafter
 from jetspec.engine.drafters.temperature import tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
-from jetspec.packing import pack_linears
-from jetspec.target import Target
+from jetspec.models.onednn_linear import pack_linears
+from jetspec.models.target import Target
 from jetspec.tree import Forest, forest_of, top_candidates
 
 

@@ -7,7 +7,7 @@ import hashlib
 from torch import nn
 
 
-def weights_digest(module: nn.Module) -> str:
+def weights_fingerprint(module: nn.Module) -> str:
     """Of names, shapes and a sample of every weight."""
     state = hashlib.blake2b(digest_size=16)
     for name, weight in module.state_dict().items():

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jetspec.attention import exact
+from jetspec.attention import batch_invariant
+from jetspec.attention.batch_invariant import next_tile, row_independent
 from jetspec.engine import Engine
 from jetspec.engine import Sequence as EngineSequence
 from jetspec.errors import JetSpecError
-from jetspec.exact import next_tile, row_independent
-from jetspec.head import DraftHead
+from jetspec.head import head_for_target
 from jetspec.llm import LLM
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.target import Target
-from tests.attention.forest import Part, Pool, plain_forward, random_ids, random_parents
-from tests.drafters import OracleDrafter
-from tests.tiny import TINY_MODELS, VOCAB_SIZE, tiny_gemma2, tiny_gpt_oss, tiny_llama, tiny_target
+from tests.helpers.drafters import OracleDrafter
+from tests.helpers.forest import Part, Pool, plain_forward, random_ids, random_parents
+from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE, tiny_gemma2, tiny_gpt_oss, tiny_llama, tiny_target
 
 MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss}
 DTYPES = [torch.bfloat16, torch.float32]
@@ -33,14 +33,14 @@ LENGTHS = (70, 33, 90)
 def exact_target(kind: str, dtype: torch.dtype) -> Target:
     target = Target.from_model(MODELS[kind]().to(dtype), name=kind)
     target.eos_token_ids = frozenset({5})
-    return target.as_exact()
+    return target.as_batch_invariant()
 
 
 class Scores:
     """Everything that was computed for the tokens of some sequences, wherever their rows ran."""
 
     def __init__(self, target: Target, sequences: list[Tensor]) -> None:
-        self.pool = Pool(target, len(sequences), blocks_each=32, taps=TAPS)
+        self.pool = Pool(target, len(sequences), blocks_each=32, aux_hidden_states=TAPS)
         self.sequences = sequences
         self.rows: list[list[tuple[Tensor, ...]]] = [[] for _ in sequences]
 
@@ -76,7 +76,7 @@ class Scores:
         for got, wanted in ((self.rows[s], expected.rows[s]) for s in sequences):
             assert len(got) == len(wanted)
             for position, (ours, theirs) in enumerate(zip(got, wanted)):
-                for name, left, right in zip(("logits", "taps", "hidden"), ours, theirs, strict=True):
+                for name, left, right in zip(("logits", "aux_hidden_states", "hidden"), ours, theirs, strict=True):
                     assert torch.equal(left, right), f"{name} of the token at {position}"
 
 
@@ -90,9 +90,9 @@ def test_bits_do_not_depend_on_the_forward(kind: str, dtype: torch.dtype) -> Non
     for sequence, n in left.items():
         expected.chunks({sequence: n})
     if dtype == torch.float32:
-        for rows, (logits, taps) in zip(expected.rows, plain_forward(MODELS[kind](), sequences, TAPS)):
+        for rows, (logits, aux_hidden_states) in zip(expected.rows, plain_forward(MODELS[kind](), sequences, TAPS)):
             torch.testing.assert_close(torch.stack([row[0] for row in rows]), logits, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(torch.stack([row[1] for row in rows]), taps, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(torch.stack([row[1] for row in rows]), aux_hidden_states, rtol=1e-4, atol=1e-4)
 
     alone = Scores(target, sequences)
     for _ in range(LENGTHS[1]):
@@ -129,8 +129,8 @@ def test_gathering_fewer_keys_at_once_changes_nothing(monkeypatch: pytest.Monkey
     target = exact_target("qwen3", torch.bfloat16)
     ids, parents = random_ids(20, 0), random_parents(20, random.Random(0))
     results = []
-    for limit in (exact.MAX_KEYS, 128, 1):
-        monkeypatch.setattr(exact, "MAX_KEYS", limit)
+    for limit in (batch_invariant.MAX_KEYS, 128, 1):
+        monkeypatch.setattr(batch_invariant, "MAX_KEYS", limit)
         pool = Pool(target)
         pool.prefill(0, random_ids(70, 1))
         results.append(pool.forward([Part(0, ids, parents)]).logits)
@@ -142,13 +142,13 @@ def test_keys_in_order_of_position() -> None:
     pool = Pool(exact_target("llama", torch.float32), blocks_each=24)
     pool.prefill(0, random_ids(6, 0))
     batch = pool.batch([Part(0, random_ids(4, 1), torch.tensor([-1, 0, 0, 1]))])
-    slots, table = pool.tables[0], exact.RowTile(batch, 1, 4)
+    slots, table = pool.tables[0], batch_invariant.RowTile(batch, 1, 4)
     found, counts = table.key_slots(None)
     assert counts.tolist() == [8, 8, 9]
     for row, ancestors in enumerate(([6, 7], [6, 8], [6, 7, 9])):
         assert found[row, : counts[row]].tolist() == slots[[*range(6), *ancestors]].tolist()
-    (group,) = exact.key_groups(found, counts)
-    assert group.slots.shape == group.bias[:, 0, 0].shape == (3, exact.KEY_MULTIPLE)
+    (group,) = batch_invariant.key_groups(found, counts)
+    assert group.slots.shape == group.bias[:, 0, 0].shape == (3, batch_invariant.KEY_MULTIPLE)
     assert (group.slots[0, 8:] == slots[0]).all()
     assert group.bias.isinf().sum((1, 2, 3)).tolist() == [56, 56, 55]
     windowed, counts = table.key_slots(3)
@@ -211,13 +211,24 @@ def test_answers_equal_plain_decoding_alone(kind: str, dtype: torch.dtype) -> No
     target = exact_target(kind, dtype)
     prompts, params = requests()
     truth = [
-        contents(answers(Engine(target, num_blocks=64, block_size=4), [ids], [p])[0])
+        contents(answers(Engine(target, num_blocks=64, kv_block_size=4), [ids], [p])[0])
         for ids, p in zip(prompts, params, strict=True)
     ]
     oracle = OracleDrafter({tuple(ids): t[0] for ids, t in zip(prompts, truth)}, VOCAB_SIZE, hit=0.9)
-    head = DraftHead.from_target(target, num_layers=1, block_size=5, num_taps=2, mask_token_id=VOCAB_SIZE - 1, seed=0)
-    for draft, budget, num_blocks, max_rows in ((None, 1, 64, 64), (oracle, 30, 22, 32), (head, 9, 22, 7)):
-        engine = Engine(target, draft, tree_budget=budget, num_blocks=num_blocks, block_size=4, max_rows=max_rows)
+    head = head_for_target(target, num_layers=1, block_size=5, num_aux_layers=2, mask_token_id=VOCAB_SIZE - 1, seed=0)
+    for draft, budget, num_blocks, max_num_batched_tokens in (
+        (None, 1, 64, 64),
+        (oracle, 30, 22, 32),
+        (head, 9, 22, 7),
+    ):
+        engine = Engine(
+            target,
+            draft,
+            tree_budget=budget,
+            num_blocks=num_blocks,
+            kv_block_size=4,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         for _ in range(2):  # the second time behind prefixes that are still in the cache
             sequences = answers(engine, prompts, params)
             assert [contents(s) for s in sequences] == truth
@@ -230,7 +241,7 @@ def test_the_check_names_the_layer_that_mixes_rows() -> None:
     target = Target.from_model(model, name="mixing")
     model.model.layers[2].mlp.register_forward_hook(lambda module, args, output: output + output.mean(1, keepdim=True))
     with pytest.raises(JetSpecError, match=r"mixing.*bfloat16.*decoder layer 2"):
-        Engine(target, exact=True, num_blocks=4)
+        Engine(target, batch_invariant=True, num_blocks=4)
 
 
 @pytest.mark.parametrize("size", [4, 64])
@@ -241,7 +252,7 @@ def test_a_tile_size_with_other_bits_is_not_used(size: int) -> None:
         return output + (output.shape[1] == size)
 
     model.model.layers[3].mlp.register_forward_hook(shift)
-    sizes = Target.from_model(model).as_exact().tile_sizes
+    sizes = Target.from_model(model).as_batch_invariant().tile_sizes
     assert 16 in sizes
     assert size not in sizes
 
@@ -267,7 +278,7 @@ def test_the_check_sees_the_logits() -> None:
     target = Target.from_model(model)
     model.lm_head.register_forward_hook(lambda module, args, output: output + output.mean())
     with pytest.raises(JetSpecError, match="the logits"):
-        target.as_exact()
+        target.as_batch_invariant()
 
 
 def test_other_engines_on_the_same_target_stay_as_they_are() -> None:
@@ -275,7 +286,7 @@ def test_other_engines_on_the_same_target_stay_as_they_are() -> None:
     part = Part.chain(0, random_ids(30, 0))
     experts = target.model.config._experts_implementation
     before = Pool(target).forward([part]).logits
-    assert 16 in target.as_exact().tile_sizes
+    assert 16 in target.as_batch_invariant().tile_sizes
     assert target.tile_sizes == ()
     assert torch.equal(Pool(target).forward([part]).logits, before)
     with pytest.raises(JetSpecError), row_independent(target.model):
@@ -286,7 +297,7 @@ def test_other_engines_on_the_same_target_stay_as_they_are() -> None:
 def test_front_door() -> None:
     target = tiny_target(text=True)
     params = SamplingParams(temperature=0, max_tokens=5)
-    llm = LLM(target, exact=True, num_blocks=16)
+    llm = LLM(target, batch_invariant=True, num_blocks=16)
     assert llm.target.tile_sizes
     assert not LLM(target, num_blocks=16).target.tile_sizes
     assert len(llm.generate("What", params)[0].outputs[0].token_ids) == 5

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jetspec.packing import pack_linears
+from jetspec.models.onednn_linear import pack_linears
 
 
 def build(bias: bool = True) -> tuple[nn.Module, nn.Module]:

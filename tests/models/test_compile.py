@@ -19,7 +19,7 @@ def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
     target = target.as_compiled(backend=compiler)
     prompts, params = make_prompts(3), make_params(3, 0.0)
     truth = references(kind, prompts, params)
-    engine = Engine(target, make_draft("oracle", target, prompts, truth), tree_budget=9, num_blocks=64, block_size=4)
+    engine = Engine(target, make_draft("oracle", target, prompts, truth), tree_budget=9, num_blocks=64, kv_block_size=4)
     assert run(engine, prompts, params) == truth
     assert compiler.frame_count > 0
     assert compiler.op_count > 10 * compiler.frame_count, "graphs of a few operations: the layers fell apart"
@@ -27,10 +27,10 @@ def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
 
 def test_exact_targets_are_not_compiled_nor_compiled_ones_exact() -> None:
     target = make_target("llama")
-    with pytest.raises(JetSpecError, match="exact=True"):
-        Engine(target.as_compiled(backend="eager"), exact=True, num_blocks=8)
+    with pytest.raises(JetSpecError, match="batch_invariant=True"):
+        Engine(target.as_compiled(backend="eager"), batch_invariant=True, num_blocks=8)
     with pytest.raises(JetSpecError, match="compile=True"):
-        Engine(target, exact=True, compile=True, num_blocks=8)
+        Engine(target, batch_invariant=True, compile=True, num_blocks=8)
 
 
 def test_a_compiled_target_leaves_the_one_it_was_made_of_as_it_is() -> None:
@@ -38,9 +38,9 @@ def test_a_compiled_target_leaves_the_one_it_was_made_of_as_it_is() -> None:
     compiler = CompileCounter()
     target = make_target("llama")
     prompts, params = make_prompts(2), make_params(2, 0.0)
-    compiled = Engine(target.as_compiled(backend=compiler), num_blocks=64, block_size=4)
-    plain = Engine(target, num_blocks=64, block_size=4)
-    exact = Engine(target, exact=True, num_blocks=64, block_size=4)
+    compiled = Engine(target.as_compiled(backend=compiler), num_blocks=64, kv_block_size=4)
+    plain = Engine(target, num_blocks=64, kv_block_size=4)
+    exact = Engine(target, batch_invariant=True, num_blocks=64, kv_block_size=4)
     before = run(plain, prompts, params)
     run(exact, prompts, params)
     assert compiler.frame_count == 0

@@ -1,0 +1,1 @@
+"""Target models: loading, the forward over rows, and linear layers for CPUs."""
