@@ -1,6 +1,6 @@
 """Draft trees as tensors: build, mask, accept."""
 
-from jetspec.tree.accept import Walk, walk, walk_greedy
+from jetspec.tree.accept import Walk, child_rows, walk
 from jetspec.tree.build import (
     Expand,
     build_forest,
@@ -20,6 +20,7 @@ __all__ = [
     "ancestor_mask",
     "build_forest",
     "chain_parents",
+    "child_rows",
     "depths_of",
     "expected_accepted_length",
     "forest_of",
@@ -28,5 +29,4 @@ __all__ = [
     "top_candidates",
     "topk_lowest_id",
     "walk",
-    "walk_greedy",
 ]

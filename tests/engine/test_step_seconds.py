@@ -42,12 +42,12 @@ def test_growing_trees_is_told_from_the_head(kind: str, n: int, monkeypatch: pyt
     prefill, drafted = steps_of(kind, monkeypatch)
     # Growing looks at its start and end and around each of n expansions: 2 n + 1 ticks, n of them the head's. Two more
     # pass before and behind it. Cutting the trees to the budget takes one.
-    assert (drafted.draft_s, drafted.build_s) == (2 + n, (n + 1) + 1)
+    assert (drafted.draft_s, drafted.select_s) == (2 + n, (n + 1) + 1)
     assert (drafted.verify_s, drafted.accept_s, drafted.commit_s) == (1, 1, 1)
     assert drafted.total_s == 2 * n + 8  # scheduling took one
-    assert (prefill.draft_s, prefill.build_s) == (0, 0)
+    assert (prefill.draft_s, prefill.select_s) == (0, 0)
 
 
 def test_other_drafters_are_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     _, drafted = steps_of("ngram", monkeypatch)
-    assert (drafted.drafted, drafted.draft_s, drafted.build_s) == (1, 1, 1)
+    assert (drafted.drafted, drafted.draft_s, drafted.select_s) == (1, 1, 1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import torch
 
 from jetspec.attention import KVCache, RowBatch
-from jetspec.engine.drafters.base import CommittedRows, Drafter
-from jetspec.engine.drafters.temperature import tempered
+from jetspec.engine.drafters.base import CommittedRows, Drafter, tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.models.onednn_linear import pack_linears
@@ -41,6 +41,8 @@ class ModelDrafter(Drafter):
         self._vocab_size: int
 
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
+        """Check that both models share a vocabulary, and make room for the small one's K/V."""
+        super().prepare(target, num_blocks, block_size)
         check_vocabularies(self.model, target)
         # Either may have padded its vocabulary.
         self._vocab_size = min(self.model.vocab_size, target.num_embeddings)
@@ -48,6 +50,7 @@ class ModelDrafter(Drafter):
         self._cache = self.model.new_cache(num_blocks, block_size)
 
     def extend(self, rows: CommittedRows) -> None:
+        """Run the small model over newly committed tokens."""
         # A model of a shorter context than the target's drafts within its own.
         spans = [(s, start, min(stop, self.model.max_context)) for s, start, stop in rows.spans]
         spans = [span for span in spans if span[1] < span[2]]
@@ -55,6 +58,7 @@ class ModelDrafter(Drafter):
             self._forward(spans, torch.empty(0, dtype=torch.int64))
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
+        """The small model's greedy path and the runners-up at each of its steps."""
         paths = [_Path(s.anchor) for s in sequences]
         room = [
             min(self.depth, budget - 1, s.max_depth, self.model.max_context - s.num_cached)
@@ -69,7 +73,11 @@ class ModelDrafter(Drafter):
             logits = tempered(logits[:, : self._vocab_size].float(), [sequences[i] for i in growing])
             log_probs, ids = top_candidates(logits, min(max(budgets), logits.shape[-1]))
             for i, row_log_probs, row_ids in zip(growing, log_probs.tolist(), ids.tolist(), strict=True):
-                paths[i].grow(row_log_probs, row_ids)
+                if math.isfinite(row_log_probs[0]):
+                    paths[i].grow(row_log_probs, row_ids)
+                else:
+                    room[i] = 0
+                    self.warn_not_finite(f"draft model {self.model.name}")
         return forest_of([path.best(budget) for path, budget in zip(paths, budgets, strict=True)])
 
     def _forward(

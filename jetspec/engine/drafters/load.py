@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jetspec.engine.drafters.base import Drafter
+from jetspec.engine.drafters.autoregressive import AutoregressiveDrafter
+from jetspec.engine.drafters.base import Drafter, HeadDrafter
 from jetspec.engine.drafters.draft_model import ModelDrafter
-from jetspec.engine.drafters.head import HeadDrafter
 from jetspec.engine.drafters.ngram import NgramDrafter
+from jetspec.engine.drafters.parallel import ParallelDrafter
 from jetspec.errors import JetSpecError, is_positive_integer
 from jetspec.head import DraftHead, load_head
 from jetspec.models.loading import load_target
@@ -15,6 +16,17 @@ from jetspec.models.target import Target
 
 #: "tree" and "chain" take a draft head, "model" a small language model, "ngram" nothing.
 DRAFT_METHODS = ("tree", "chain", "model", "ngram")
+
+#: The drafter of each kind of head.
+HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {
+    "parallel": ParallelDrafter,
+    "autoregressive": AutoregressiveDrafter,
+}
+
+
+def head_drafter(head: DraftHead, *, chain: bool = False, window: int | None = None) -> HeadDrafter:
+    """The drafter for a head's kind; see `HeadDrafter` for the arguments and errors."""
+    return HEAD_DRAFTERS[head.config.kind](head, chain=chain, window=window)
 
 
 def load_drafter(
@@ -71,4 +83,4 @@ def load_drafter(
         raise JetSpecError(f'draft: draft_method={method!r} takes a draft head, not a Target; use "model"')
     if not isinstance(draft, DraftHead):
         draft = load_head(draft, device=target.device, dtype=target.dtype)
-    return HeadDrafter(draft, chain=method == "chain", window=head_window)
+    return head_drafter(draft, chain=method == "chain", window=head_window)

@@ -39,6 +39,7 @@ class NgramDrafter(Drafter):
         self.depth, self.max_matches = depth, max_matches
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
+        """The most frequent continuations, newest occurrences first."""
         trees = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             tokens = np.array(sequence.token_ids)

@@ -1,76 +1,118 @@
-"""What a parallel head keeps of committed tokens, and the children it gives to draft nodes."""
+"""Drafting with a parallel head: one head forward gives the children of all depths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
-from jetspec.engine.drafters.base import CommittedRows
-from jetspec.engine.drafters.paths import PathChildren
-from jetspec.engine.drafters.temperature import temperatures, tempered
+from jetspec.engine.drafters.base import CommittedRows, HeadDrafter, temperatures
 from jetspec.engine.sequence import Sequence
-from jetspec.head import ParallelHead
+from jetspec.head import ParallelHead, Transition
 from jetspec.models.target import Target
-from jetspec.tree import Expand, shared_children, top_candidates
+from jetspec.tree import Expand, shared_children, top_candidates, topk_lowest_id
 
 #: Committed rows that wait for the next draft at most; bounds the memory of their hidden states.
 MAX_PENDING_ROWS = 512
+#: Tokens of each depth that a transition scores anew for every node there.
+CANDIDATES = 64
 
 
-class ParallelContext:
-    """The fused context of committed tokens; one head forward gives the children of all depths."""
+class ParallelDrafter(HeadDrafter):
+    """Keeps the fused context of committed tokens and drafts a block of mask tokens behind it.
 
-    by_level = False
+    See `HeadDrafter` for the arguments.
+    """
 
-    def __init__(
-        self, head: ParallelHead, target: Target, num_blocks: int, block_size: int, window: int | None
-    ) -> None:
-        self.head, self.target, self.window = head, target, window
-        self.cache = head.new_cache(num_blocks, block_size)
-        if head.transition is not None and target.device.type == "cpu":
-            head.transition.float()  # recurrent layers in half types are several times slower there
+    head: ParallelHead
+
+    def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
+        """As every head, with a transition in float32 on a CPU, where recurrent layers are slow in half types."""
+        super().prepare(target, num_blocks, block_size)
+        if self.head.transition is not None and target.device.type == "cpu":
+            self.head.transition.float()
         self._pending: list[CommittedRows] = []
 
     def extend(self, rows: CommittedRows) -> None:
-        # While nothing is drafted rows are collected: one large forward costs less than one a round.
+        """Collect rows while nothing is drafted: one large forward costs less than one a round."""
         self._pending.append(rows)
         if sum(len(pending.slots) for pending in self._pending) >= MAX_PENDING_ROWS:
             self.write_pending()
 
     def write_pending(self) -> None:
+        """Write the context of the collected rows."""
         if not self._pending:
             return
-        aux_hidden_states = torch.cat(
-            [rows.aux_hidden_states for rows in self._pending if rows.aux_hidden_states is not None]
-        )
+        states = torch.cat([rows.aux_hidden_states for rows in self._pending if rows.aux_hidden_states is not None])
         positions = torch.cat([rows.positions for rows in self._pending])
         slots = torch.cat([rows.slots for rows in self._pending])
         self._pending.clear()
         newest = last_of_each(slots)
-        self.head.extend(aux_hidden_states[newest], positions[newest], slots[newest], self.cache)
+        self.head.extend(states[newest], positions[newest], slots[newest], self.cache)
 
-    def children(self, anchors: torch.Tensor, sequences: Seq[Sequence], limit: int) -> Expand:
+    def children(self, anchors: Tensor, sequences: Seq[Sequence], limit: int) -> Expand:
+        """One list of candidates a depth, or with a transition a list for every node."""
         self.write_pending()
         config, target = self.head.config, self.target
         block = torch.full((len(sequences), config.block_size), self.head.mask_token_id, device=target.device)
         block[:, 0] = anchors
         starts = torch.tensor([s.num_cached for s in sequences], device=target.device)
         positions = starts[:, None] + torch.arange(config.block_size, device=target.device)
-        slots = [s.table.slots(self._first_seen(s), s.num_cached).to(target.device) for s in sequences]
+        slots = [s.table.slots(self.first_seen(s.num_cached), s.num_cached).to(target.device) for s in sequences]
         hidden = self.head.forward_blocks(target.embed(block), positions, slots, self.cache)
-        hidden = hidden[:, :-1] if config.shifted else hidden[:, 1:]
-        logits = tempered(target.lm_head(hidden).float(), sequences)
-        if self.head.transition is not None:
-            scale = 1 / temperatures(sequences).to(target.device)
-            return PathChildren(self.head.transition, target, logits, scale, limit)
-        return shared_children(*top_candidates(logits, limit))
-
-    def _first_seen(self, sequence: Sequence) -> int:
-        return 0 if self.window is None else max(0, sequence.num_cached - self.window)
+        logits = self.logits(hidden[:, :-1] if config.shifted else hidden[:, 1:], sequences)
+        if self.head.transition is None:
+            return shared_children(*top_candidates(logits, limit))
+        scale = 1 / temperatures(sequences).to(target.device)
+        return TransitionChildren(self.head.transition, target, logits, scale, limit)
 
 
-def last_of_each(values: torch.Tensor) -> torch.Tensor:
+class TransitionChildren:
+    """`grow_trees`' expansion by a head's transition: the best tokens of each depth, scored anew for every node.
+
+    A shift of the layers' output adds its product with a token's row of the lm_head to the token's logit. For tokens
+    that are no candidates it is left out.
+
+    Args:
+        transition: the head's.
+        target: whose embedding and lm_head the head borrows.
+        logits: [S, D, V], those of the layers' output, divided by the temperature.
+        scale: [S], one over the temperature.
+        num_children: most children of a node; None: all candidates.
+    """
+
+    def __init__(
+        self, transition: Transition, target: Target, logits: Tensor, scale: Tensor, num_children: int | None = None
+    ) -> None:
+        self.transition, self.target, self.num_children = transition, target, num_children
+        self.scale = scale.view(-1, 1, 1)
+        self.logits, self.ids = topk_lowest_id(logits, min(CANDIDATES, logits.shape[-1]))
+        self.rows = target.lm_head_rows(self.ids).to(transition.out_proj.weight.dtype)
+        # What all others weigh together.
+        total = logits.logsumexp(-1)
+        share = (self.logits - total.unsqueeze(-1)).exp().sum(-1).clamp(max=1.0)
+        self.rest = total + (-share).log1p()
+        self.state: Tensor | None = None
+
+    def __call__(self, depth: int, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+        sequences, width = tokens.shape
+        state = None
+        if self.state is not None:
+            places = parents.unsqueeze(-1).expand(-1, -1, self.state.shape[-1])
+            state = self.state.gather(1, places).flatten(0, 1).unsqueeze(0)
+        shift, state = self.transition(self.target.embed(tokens).view(sequences * width, 1, -1), state)
+        self.state = state.view(sequences, width, -1)
+        shift = shift.view(sequences, width, -1)
+        shifts = torch.einsum("swh,skh->swk", shift, self.rows[:, depth - 1]).float() * self.scale
+        logits = self.logits[:, None, depth - 1] + shifts
+        log_probs = logits - logits.logsumexp(-1, keepdim=True).logaddexp(self.rest[:, depth - 1, None, None])
+        log_probs, order = log_probs.sort(dim=-1, descending=True, stable=True)
+        ids = self.ids[:, None, depth - 1].expand(-1, width, -1).gather(2, order)
+        return log_probs[..., : self.num_children], ids[..., : self.num_children]
+
+
+def last_of_each(values: Tensor) -> Tensor:
     """Indices of the last occurrence of every distinct one of values [n] int64, in ascending order."""
     order = values.argsort(stable=True)
     ordered = values[order]
