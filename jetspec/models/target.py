@@ -28,6 +28,7 @@ from jetspec.attention.interface import probe_layers, use_row_attention
 from jetspec.attention.reference import row_attention
 from jetspec.attention.rows import RowBatch
 from jetspec.errors import JetSpecError
+from jetspec.models.config_fields import config_field
 
 
 class TargetOutput(NamedTuple):
@@ -55,8 +56,8 @@ class Target:
         self.name = name
         self.config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, model.dtype
-        self.hidden_size: int = self.config.hidden_size
-        self.num_layers: int = self.config.num_hidden_layers
+        self.hidden_size: int = config_field(self.config, "hidden_size", int)
+        self.num_layers: int = config_field(self.config, "num_hidden_layers", int)
         self._embedding = cast(Any, model.get_input_embeddings())
         self._lm_head = cast(Any, model.get_output_embeddings())
         self.vocab_size: int = self._lm_head.weight.shape[0]
@@ -282,9 +283,7 @@ def context_limit(config: Any) -> int:
     LongRoPE rotates all keys anew once a sequence outgrows the original context, and would do so for every sequence
     of a batch, so such a model is held to its original context.
     """
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        raise JetSpecError(f"{type(config).__name__} has no max_position_embeddings; it must be set")
+    limit: int = config_field(config, "max_position_embeddings", int)
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         if parameters.get("rope_type") == "longrope":
@@ -306,7 +305,9 @@ def decoder_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
     """The decoder's list of layers. JetSpecError where there is no single list of that length."""
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == num_layers]
     if len(lists) != 1:
-        raise JetSpecError(f"{type(decoder).__name__} has no single list of {num_layers} decoder layers to tap")
+        raise JetSpecError(
+            f"{type(decoder).__name__} has no single list of {num_layers} decoder layers; this model is not supported"
+        )
     return lists[0]
 
 

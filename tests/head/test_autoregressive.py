@@ -214,9 +214,9 @@ def test_it_reloads_as_what_it_is(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask_token_id": 5}, "mask_token_id is 5"),
-        ({"transition_size": 4}, "transition_size is 4"),
-        ({"shifted": True}, "shifted is True"),
+        ({"mask_token_id": 5}, "mask_token_id=5"),
+        ({"transition_size": 4}, "transition_size=4"),
+        ({"shifted": True}, "shifted=True"),
     ],
 )
 def test_what_only_a_parallel_head_has_is_refused(change: dict, message: str) -> None:
