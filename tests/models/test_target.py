@@ -18,6 +18,7 @@ from jetspec.attention.interface import attention_over_rows
 from jetspec.errors import JetSpecError
 from jetspec.models import target as target_module
 from jetspec.models.target import Target, default_target_layer_ids
+from tests.helpers.families import tiny_family
 from tests.helpers.forest import Part, Pool, plain_forward, random_ids
 from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_gemma3, tiny_llama, tiny_target, tiny_tokenizer
 
@@ -199,6 +200,26 @@ def attention_free_layer():
     return model
 
 
+def own_code_fails():
+    model = tiny_llama()
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("no such buffer")
+
+    model.model.layers[1].mlp.forward = fail
+    return model
+
+
+def no_extra_keywords():
+    model = tiny_llama()
+    attention = model.model.layers[0].self_attn
+    own = attention.forward
+    attention.forward = lambda hidden_states, position_embeddings, attention_mask: own(
+        hidden_states, position_embeddings, attention_mask
+    )
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -210,11 +231,23 @@ def attention_free_layer():
         (chunked, "chunked_attention"),
         (attention_free_layer, r"layers \[3\]"),
         (lambda: LlamaModel(tiny_llama().config), "lm_head"),
+        (lambda: tiny_family("stablelm", partial_rotary_factor=0.5), "'stablelm'.*not supported.*attention.*another family"),
+        (lambda: tiny_family("nemotron", partial_rotary_factor=0.5), "'nemotron'.*not supported.*attention.*another family"),
+        (own_code_fails, "'llama'.*not supported.*no such buffer.*another family"),
+        (no_extra_keywords, "'llama'.*not supported.*another family"),
     ],
 )
 def test_models_that_cannot_be_honoured_are_refused_by_name(build, message):
     with pytest.raises(JetSpecError, match=message):
         Target.from_model(build())
+
+
+@pytest.mark.parametrize("family", ["stablelm", "nemotron"])
+def test_a_refusal_names_nothing_of_the_package(family):
+    with pytest.raises(JetSpecError) as refusal:
+        Target.from_model(tiny_family(family, partial_rotary_factor=0.5))
+    for internal in ("jetspec", "row", "Target.", "forward"):
+        assert internal not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
