@@ -140,10 +140,14 @@ class KeyGroup(NamedTuple):
 
 
 class RowTile:
-    """Rows `start` to `stop` of a batch whose earlier rows have been scored."""
+    """Rows `start` to `stop` of a batch whose earlier rows have been scored.
 
-    def __init__(self, batch: RowBatch, start: int, stop: int) -> None:
-        self.batch, self.start, self.stop = batch, start, stop
+    With `share_keys` rows that read the same list of keys to different lengths share it: what lies behind a row's own
+    keys is masked. That takes rows that are finite.
+    """
+
+    def __init__(self, batch: RowBatch, start: int, stop: int, *, share_keys: bool = True) -> None:
+        self.batch, self.start, self.stop, self.share_keys = batch, start, stop, share_keys
         self._groups: dict[int | None, list[KeyGroup]] = {}
 
     def __len__(self) -> int:
@@ -157,7 +161,7 @@ class RowTile:
     def groups(self, window: int | None) -> list[KeyGroup]:
         """The rows by length of their keys, built once and shared by all layers of one window size."""
         if window not in self._groups:
-            self._groups[window] = key_groups(*self.key_slots(window))
+            self._groups[window] = key_groups(*self.key_slots(window), self.share_keys)
         return self._groups[window]
 
     def key_slots(self, window: int | None) -> tuple[Tensor, Tensor]:
@@ -179,7 +183,7 @@ class RowTile:
         return torch.cat([F.pad(table, (0, longest - table.shape[1])) for table in tables]), torch.cat(counts)
 
 
-def key_groups(slots: Tensor, counts: Tensor) -> list[KeyGroup]:
+def key_groups(slots: Tensor, counts: Tensor, share_keys: bool) -> list[KeyGroup]:
     """Sort rows by the padded length of their keys; slots [rows, longest], counts [rows] as `RowTile.key_slots`."""
     groups = []
     lengths = (counts + KEY_MULTIPLE - 1) // KEY_MULTIPLE * KEY_MULTIPLE
@@ -191,7 +195,7 @@ def key_groups(slots: Tensor, counts: Tensor) -> list[KeyGroup]:
         table = torch.where(beyond, slots[rows, :1], slots[rows][:, columns.clamp(max=slots.shape[1] - 1)])
         longest = table[counts[rows].argmax(), None]
         bias = torch.zeros(beyond.shape, device=slots.device).masked_fill_(beyond, float("-inf"))[:, None, None]
-        if bool((beyond | (table == longest)).all()):
+        if share_keys and bool((beyond | (table == longest)).all()):
             groups.append(KeyGroup(rows, longest, bias))
             continue
         pieces = [x.split(max(1, MAX_KEYS // length)) for x in (rows, table, bias)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jetspec.attention import KVCache, RowBatch, row_attention
 from jetspec.attention.reference import attend
-from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens
+from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens, spoiled_before, zero_not_finite
 from jetspec.head.config import HeadConfig
 from jetspec.head.masks import block_mask
 
@@ -39,7 +39,7 @@ class AutoregressiveHead(DraftHead):
         return super().cache_bytes_per_token + self.config.hidden_size * self.dtype.itemsize
 
     def features(self, aux_hidden_states: Tensor) -> Tensor:
-        """Tapped hidden states [n, aux_layers * hidden] -> features [n, hidden]."""
+        """Aux hidden states [n, aux_layers * hidden] -> features [n, hidden]."""
         return self.fc(aux_hidden_states.to(self.dtype))
 
     @torch.inference_mode()
@@ -66,7 +66,9 @@ class AutoregressiveHead(DraftHead):
         features and embeds [S, W, hidden] are the two halves of the nodes' entries; parents [S, W] are places in the
         level before. A node sees the context before its root, the nodes on its path, and itself. Returns hidden states
         [S, W, hidden]: the features of the nodes' children and, through `norm`, what their tokens are predicted from.
+        They are NaN for nodes whose entries are not finite; other nodes are not touched by those.
         """
+        (features, spoiled_features), (embeds, spoiled_embeds) = zero_not_finite(features), zero_not_finite(embeds)
         sequences, width, _ = features.shape
         positions = paths.descend(parents)
         masks = {w: [paths.mask(s, positions[s], w) for s in range(sequences)] for w in set(self.config.windows)}
@@ -81,11 +83,16 @@ class AutoregressiveHead(DraftHead):
             return torch.cat(attended)
 
         x = self._entries(features, embeds).flatten(0, 1)
-        return self._decode(x, positions.flatten(), attend_paths).unflatten(0, (sequences, width))
+        hidden = self._decode(x, positions.flatten(), attend_paths).view(sequences, width, -1)
+        return hidden.masked_fill((spoiled_features | spoiled_embeds).unsqueeze(-1), float("nan"))
 
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+        aux_hidden_states, spoiled = zero_not_finite(aux_hidden_states)
         features = self.features(aux_hidden_states)
-        embeds = embed(token_ids[1 : len(aux_hidden_states)]).to(self.dtype)
+        embeds, spoiled_embeds = zero_not_finite(embed(token_ids[1 : len(aux_hidden_states)]).to(self.dtype))
+        windows = [window for window in self.config.windows if window is not None]
+        reach = sum(windows) - len(windows) if len(windows) == len(self.layers) else None
+        lost = spoiled_before(spoiled[:-1] | spoiled_embeds, anchors - 1, reach)
         context = self._text_context(features[:-1], embeds)
         roots = (anchors - 1).unsqueeze(0)
         paths = Paths(
@@ -95,11 +102,12 @@ class AutoregressiveHead(DraftHead):
         )
         # Every block is a chain: its nodes are the true tokens, each the child of its own block's node before.
         parents = torch.arange(len(anchors), device=aux_hidden_states.device).unsqueeze(0)
-        hidden, steps = features[roots], []
+        hidden = features[roots].masked_fill(spoiled[roots].unsqueeze(-1), float("nan"))
+        steps = []
         for tokens in block_tokens(token_ids, anchors, self.config.block_size - 1).T:
             hidden = self.forward_level(hidden, embed(tokens).to(self.dtype).unsqueeze(0), paths, parents)
             steps.append(self.norm(hidden[0]))
-        return torch.stack(steps, dim=1)
+        return torch.stack(steps, dim=1).masked_fill(lost[:, None, None], float("nan"))
 
     @torch.no_grad()
     def read_last_aux_hidden_state(self) -> None:

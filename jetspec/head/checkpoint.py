@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from jetspec.errors import JetSpecError
 from jetspec.head.base import DraftHead
 from jetspec.head.build import new_head
 from jetspec.head.config import HeadConfig
+from jetspec.head.published import causal_flag
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -39,26 +43,66 @@ def load_head(
     dtype: torch.dtype | None = None,
     causal: bool | None = None,
 ) -> DraftHead:
-    """Load a head by alias of a shipped head, directory, or hub repository id.
+    """Load a head.
 
-    `dtype=None` keeps the checkpoint's own. `causal` answers for a checkpoint that carries no causality flag.
-    Raises JetSpecError where nothing is found, the config is not valid, or tensors are missing, unknown or misshapen.
+    Args:
+        name_or_path: the alias of a shipped head, a directory, or a hub repository id.
+        device: where to put it.
+        dtype: the number type to load it in, usually the target's; None: the checkpoint's own. A checkpoint whose
+            values may grow beyond what float16 can hold stays in its own type where float16 is asked for, and a
+            warning is logged: see `head_dtype`.
+        causal: whether the block is causal, for a config without a causal flag. With None such a parallel head is
+            loaded as bidirectional, as its publisher's class does, and a warning is logged.
+
+    Raises:
+        JetSpecError: nothing is found, the config is not valid or contradicts `causal`, or tensors are missing, unknown
+            or misshapen.
     """
     folder = _locate(name_or_path)
-    head_config = HeadConfig.from_dict(_read_json(folder / CONFIG), causal=causal)
+    data = _read_json(folder / CONFIG)
+    config = HeadConfig.from_dict(data, causal=causal)
+    if config.kind == "parallel" and causal is None and causal_flag(data) is None:
+        logger.warning(
+            "draft head %s: its config does not say whether its block is causal; it is loaded as bidirectional, as "
+            "DFlash heads are. Pass causal=True for a causal head, or causal=False to silence this.",
+            name_or_path,
+        )
     tensors = _read_tensors(folder)
     with torch.device("meta"):
-        head = new_head(head_config)
+        head = new_head(config)
     _check_tensors(tensors, head.state_dict(), folder)
-    dtype = tensors["fc.weight"].dtype if dtype is None else dtype
-    head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in tensors.items()}, assign=True)
+    own = tensors["fc.weight"].dtype
+    chosen = own if dtype is None else head_dtype(tensors.values(), dtype)
+    if dtype not in (None, chosen):
+        logger.warning("draft head %s: stays in %s, whose values may overflow in %s", name_or_path, own, dtype)
+    head.load_state_dict({name: tensor.to(device, chosen) for name, tensor in tensors.items()}, assign=True)
     return head.eval()
 
 
+def head_dtype(tensors: Iterable[Tensor], wanted: torch.dtype) -> torch.dtype:
+    """The number type to run a head in where `wanted` is asked for: `wanted`, or the type of its tensors.
+
+    It is the latter where a weight overflows in `wanted`. It is also the latter for a bfloat16 head and float16: the
+    activations of such a head were only ever held within the much larger range of bfloat16.
+    """
+    tensors = list(tensors)
+    own = tensors[0].dtype
+    limit = torch.finfo(wanted).max
+    if torch.finfo(own).max <= limit:
+        return wanted
+    overflows = any(bool((tensor.abs() > limit).any()) for tensor in tensors)
+    return own if overflows or (own, wanted) == (torch.bfloat16, torch.float16) else wanted
+
+
 def save_head(head: DraftHead, directory: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `model.safetensors` into `directory`, in `dtype` (None: the head's own).
+    """Write `config.json` and `model.safetensors`.
 
     Each file is written beside its place and renamed into it, so a reader never sees half a file.
+
+    Args:
+        head: the head.
+        directory: the folder, made where it does not exist.
+        dtype: the number type to write; None: the head's own.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)

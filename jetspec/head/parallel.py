@@ -11,7 +11,7 @@ from jetspec.attention.cache import KVCache
 from jetspec.attention.reference import attend
 from jetspec.attention.rows import slot_index
 from jetspec.errors import JetSpecError
-from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens
+from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens, spoiled_before, zero_not_finite
 from jetspec.head.config import HeadConfig
 from jetspec.head.masks import block_mask, context_mask
 from jetspec.head.transition import Transition
@@ -32,7 +32,7 @@ class ParallelHead(DraftHead):
         self.transition = Transition(config) if config.transition_size else None
 
     def context(self, aux_hidden_states: Tensor) -> Tensor:
-        """Tapped hidden states [n, aux_layers * hidden] -> fused context [n, hidden]."""
+        """Aux hidden states [n, aux_layers * hidden] -> fused context [n, hidden]."""
         return self.hidden_norm(self.fc(aux_hidden_states.to(self.dtype)))
 
     def context_kv(self, context: Tensor, positions: Tensor) -> list[KeysValues]:
@@ -75,52 +75,39 @@ class ParallelHead(DraftHead):
                 past_k, past_v = cache.read(layer, slots[sequence])
                 mask = masks[self.config.windows[layer]][sequence]
                 keys, values = torch.cat((past_k, block_k)), torch.cat((past_v, block_v))
-                attended.append(attend(block_q, keys, values, mask, self._scaling, None, None))
+                attended.append(attend(block_q, keys, values, mask, self._scaling))
             return torch.cat(attended)
 
         return self._decode_blocks(embeds, positions, attend_context)
 
-    def forward_train(
-        self,
-        context: Tensor,
-        block_embeds: Tensor,
-        anchors: Tensor,
-        *,
-        lengths: Sequence[int] | None = None,
-        block_sequences: Tensor | None = None,
-    ) -> Tensor:
-        """Many blocks of known sequences at once, differentiably; equal to `forward_blocks`.
+    def forward_train(self, context: Tensor, block_embeds: Tensor, anchors: Tensor) -> Tensor:
+        """Draft many blocks of one known sequence at once, differentiably; equal to `forward_blocks`.
 
-        context [T, hidden] is the fused context of whole sequences laid end to end, of `lengths` rows each (None: one
-        sequence). block_embeds [A, B, hidden]; anchors [A] are positions in the sequences block_sequences [A] (needed
-        with several sequences). Block a sees the context before its anchor, in its own sequence only, and itself.
-        Returns hidden states [A, B, hidden]. Raises JetSpecError where the shapes do not fit together.
+        A block sees the context before its anchor, and itself.
+
+        Args:
+            context: [T, hidden], the fused context of the sequence.
+            block_embeds: [A, B, hidden].
+            anchors: [A], positions in the sequence.
+
+        Returns:
+            Hidden states [A, B, hidden].
+
+        Raises:
+            JetSpecError: there are not as many anchors as blocks.
         """
         blocks, length, _ = block_embeds.shape
-        lengths = [len(context)] if lengths is None else list(lengths)
-        if sum(lengths) != len(context):
-            raise JetSpecError(f"lengths add up to {sum(lengths)}, but the context has {len(context)} rows")
-        if block_sequences is None:
-            if len(lengths) > 1:
-                raise JetSpecError("block_sequences is needed where the context holds several sequences")
-            block_sequences = torch.zeros_like(anchors)
-        if len(anchors) != blocks or len(block_sequences) != blocks:
-            raise JetSpecError(
-                f"there are {blocks} blocks, {len(anchors)} anchors and {len(block_sequences)} block_sequences"
-            )
+        if len(anchors) != blocks:
+            raise JetSpecError(f"there are {blocks} blocks, but {len(anchors)} anchors")
         positions = anchors[:, None] + torch.arange(length, device=anchors.device)
-        context_positions = torch.cat([torch.arange(n, device=anchors.device) for n in lengths])
-        owners = torch.arange(len(lengths), device=anchors.device).repeat_interleave(
-            torch.tensor(lengths, device=anchors.device), output_size=len(context)
-        )
-        own = (owners == block_sequences[:, None])[:, None]
+        context_positions = torch.arange(len(context), device=anchors.device)
         past = self.context_kv(context, context_positions)
         # The rows of other blocks are masked, not skipped; small groups keep that waste below the context's own size.
         group = max(1, len(context) // length)
         masks = {
             window: [
-                torch.cat((context_mask(p, context_positions, window) & o, self._own_block_mask(p, window)), dim=-1)
-                for p, o in zip(positions.split(group), own.split(group), strict=True)
+                torch.cat((context_mask(p, context_positions, window), self._own_block_mask(p, window)), dim=-1)
+                for p in torch.split(positions, group)
             ]
             for window in set(self.config.windows)
         }
@@ -130,7 +117,7 @@ class ParallelHead(DraftHead):
             attended = []
             for mask, (block_q, block_k, block_v) in zip(masks[self.config.windows[layer]], rows, strict=True):
                 keys, values = torch.cat((past[layer][0], block_k)), torch.cat((past[layer][1], block_v))
-                attended.append(attend(block_q, keys, values, mask.flatten(0, 1), self._scaling, None, None))
+                attended.append(attend(block_q, keys, values, mask.flatten(0, 1), self._scaling))
             return torch.cat(attended)
 
         return self._decode_blocks(block_embeds, positions, attend_context)
@@ -139,7 +126,13 @@ class ParallelHead(DraftHead):
         known = block_tokens(token_ids, anchors, self.config.block_size - 1)
         block = torch.full((len(anchors), self.config.block_size), self.mask_token_id, device=anchors.device)
         block[:, 0] = known[:, 0]
-        hidden = self.forward_train(self.context(aux_hidden_states), embed(block).to(self.dtype), anchors)[:, 1:]
+        aux_hidden_states, spoiled = zero_not_finite(aux_hidden_states)
+        embeds, spoiled_embeds = zero_not_finite(embed(block).to(self.dtype))
+        hidden = self.forward_train(self.context(aux_hidden_states), embeds, anchors)[:, 1:]
+        windows = [window for window in self.config.windows if window is not None]
+        reach = max(windows) - 1 if len(windows) == len(self.layers) else None
+        lost = spoiled_before(spoiled, anchors, reach) | spoiled_embeds.any(dim=-1)
+        hidden = hidden.masked_fill(lost[:, None, None], float("nan"))
         if self.transition is None:
             return hidden
         shift, _ = self.transition(embed(known))
@@ -151,6 +144,7 @@ class ParallelHead(DraftHead):
 
     @property
     def mask_token_id(self) -> int:
+        """The token that fills a block behind its anchor."""
         assert self.config.mask_token_id is not None  # the configuration sees to it
         return self.config.mask_token_id
 

@@ -26,7 +26,7 @@ from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE, tiny_gemma2, tiny_gpt_os
 
 MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss}
 DTYPES = [torch.bfloat16, torch.float32]
-TAPS = (1, 4)
+LAYERS = (1, 4)
 LENGTHS = (70, 33, 90)
 
 
@@ -40,7 +40,7 @@ class Scores:
     """Everything that was computed for the tokens of some sequences, wherever their rows ran."""
 
     def __init__(self, target: Target, sequences: list[Tensor]) -> None:
-        self.pool = Pool(target, len(sequences), blocks_each=32, aux_hidden_states=TAPS)
+        self.pool = Pool(target, len(sequences), blocks_each=32, target_layer_ids=LAYERS)
         self.sequences = sequences
         self.rows: list[list[tuple[Tensor, ...]]] = [[] for _ in sequences]
 
@@ -90,7 +90,7 @@ def test_bits_do_not_depend_on_the_forward(kind: str, dtype: torch.dtype) -> Non
     for sequence, n in left.items():
         expected.chunks({sequence: n})
     if dtype == torch.float32:
-        for rows, (logits, aux_hidden_states) in zip(expected.rows, plain_forward(MODELS[kind](), sequences, TAPS)):
+        for rows, (logits, aux_hidden_states) in zip(expected.rows, plain_forward(MODELS[kind](), sequences, LAYERS)):
             torch.testing.assert_close(torch.stack([row[0] for row in rows]), logits, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(torch.stack([row[1] for row in rows]), aux_hidden_states, rtol=1e-4, atol=1e-4)
 
