@@ -266,6 +266,11 @@ class Engine:
         self._learn(parts, walks, keys, drafted, plan, clock, sum(len(o.new_token_ids) for o in outputs))
         return outputs
 
+    def run(self) -> None:
+        """Run rounds until no request is left."""
+        while self.has_work:
+            self.step()
+
     def _tree_rows(self, sequences: list[Sequence]) -> list[int]:
         rows = list(self.budget.rows(sequences))
         if len(rows) != len(sequences) or not all(map(is_positive_integer, rows)):

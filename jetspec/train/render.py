@@ -137,6 +137,7 @@ class Renderer:
 
     @property
     def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
         return frozenset(self._tokenizer.all_special_ids)
 
     def user_turn(self) -> UserTurn:

@@ -139,14 +139,14 @@ def test_what_training_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_processes_choose_their_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=2))
-    with pytest.raises(JetSpecError, match="device='cuda:1': several processes share out the devices"):
+    with pytest.raises(JetSpecError, match="device='cuda:1': several processes share the devices"):
         Processes.start("cuda:1")
 
 
 def test_a_folder_that_is_not_shared_is_refused(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Processes, "wait", lambda self: None)
+    monkeypatch.setattr(Processes, "wait", lambda _self: None)
     with pytest.raises(JetSpecError, match="must be on a file system that all processes share"):
         capture(
             target,

@@ -71,8 +71,7 @@ def run_engine(
             temperature=temperature, max_tokens=MAX_TOKENS, seed=i, stop_token_ids=stops and stops[i]
         )
         sequences.append(runner.add(str(i), ids, params))
-    while runner.has_work:
-        runner.step()
+    runner.run()
     answers = []
     for i, s in enumerate(sequences):
         aux_hidden_states = (

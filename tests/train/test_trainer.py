@@ -34,14 +34,14 @@ def assert_same_run(left: Path, right: Path) -> None:
     assert losses(left) == losses(right)
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
 def kill_at(step: int) -> Callable[[StepInfo], None]:
     def watch(info: StepInfo) -> None:
         if info.step == step:
-            raise Killed
+            raise KilledError
 
     return watch
 
@@ -109,7 +109,7 @@ def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeC
     # A checkpoint every 3 steps and with every measurement; killed after one and, with a line logged, after another.
     killed = make_config("killed", export="last", log_every=1, checkpoint_every=3, kind=kind)
     for step in (5, 6):
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             train(killed, target=target, watch=kill_at(step))
     result = train(killed, target=target)
     assert result.steps == 8
@@ -227,10 +227,10 @@ def test_schedule() -> None:
         ({"block_size": 1}, "block_size=1: must be at least 2"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
         ({"warmup": 2.0}, "warmup=2.0: must be at most 1"),
-        ({"kind": "eagle"}, "kind='eagle': one of parallel, autoregressive"),
-        ({"kind": "autoregressive", "causal": False}, "causal=False: is for kind 'parallel'"),
-        ({"kind": "autoregressive", "mask_token": 5}, "mask_token=5: is for kind 'parallel'"),
-        ({"export": "first"}, "export='first': one of best, last"),
+        ({"kind": "eagle"}, "kind='eagle': must be one of 'parallel' or 'autoregressive'"),
+        ({"kind": "autoregressive", "causal": False}, "causal=False: is for kind='parallel'"),
+        ({"kind": "autoregressive", "mask_token": 5}, "mask_token=5: is for kind='parallel'"),
+        ({"export": "first"}, "export='first': must be one of 'best' or 'last'"),
     ],
 )
 def test_a_configuration_names_its_bad_field(make_config: MakeConfig, change: dict, message: str) -> None:
