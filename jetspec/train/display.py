@@ -83,8 +83,8 @@ class Display:
             self.say(f"step {info.step}: acceptance length {lengths} on held-out prompts")
         if info.differing:
             self.say(
-                f"{info.differing} held-out prompts have different answers with different budgets, because of near-ties "
-                "of the target"
+                f"{info.differing} held-out prompts have different answers with different budgets, by near-ties of "
+                "the target"
             )
 
     def _advance(self, name: str, done: int, total: int, note: str) -> None:
