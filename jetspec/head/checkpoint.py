@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from jetspec.errors import JetSpecError
+from jetspec.files import write_atomically
 from jetspec.head.base import DraftHead
 from jetspec.head.build import new_head
 from jetspec.head.config import HeadConfig
@@ -109,8 +110,8 @@ def save_head(head: DraftHead, directory: str | os.PathLike[str], *, dtype: torc
     dtype = head.dtype if dtype is None else dtype
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in head.state_dict().items()}
     text = json.dumps({**head.config.to_dict(), "dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n"
-    _write_atomically(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
-    _write_atomically(folder / CONFIG, text.encode())
+    write_atomically(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
+    write_atomically(folder / CONFIG, text.encode())
 
 
 def _locate(name_or_path: str | os.PathLike[str]) -> Path:
@@ -178,12 +179,3 @@ def _check_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], 
 def _few(names: list[str], limit: int = 5) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
