@@ -41,7 +41,7 @@ def prompts() -> list[list[int]]:
 
 def run(target: Target, head: DraftHead, prompts: list[list[int]], samples: int = 300) -> Report:
     drafted = LLM(target, head, tree_budget=BUDGET)
-    return verify(LLM(target), drafted, prompts, max_tokens=16, samples=samples)
+    return verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=samples)
 
 
 def test_lossless_decoding_passes(target: Target, head: DraftHead, prompts: list[list[int]]) -> None:
@@ -73,7 +73,7 @@ def test_accepting_drafts_unseen_is_found(
     assert not report.fit.passed
     difference = report.token_checks[0].difference
     assert difference.position == 1  # the first token comes with the prompt
-    assert difference.context == prompts[0] + LLM(target).generate([prompts[0]], greedy(1))[0].outputs[0].token_ids
+    assert difference.context == prompts[0] + LLM(target, None).generate([prompts[0]], greedy(1))[0].outputs[0].token_ids
     assert difference.logit_margin > 0
 
 
@@ -111,7 +111,7 @@ def test_an_early_end_is_a_difference(
         )
 
     monkeypatch.setattr(drafted, "generate", short)
-    report = verify(LLM(target), drafted, prompts, max_tokens=16, samples=100)
+    report = verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=100)
     difference = report.token_checks[0].difference
     assert difference.position == 12
     assert difference.got is None
@@ -145,7 +145,7 @@ def test_next_logits_over_several_forwards(target: Target, monkeypatch: pytest.M
 def test_refusals_name_the_field(target: Target, head: DraftHead, prompts: list[list[int]], problem: str) -> None:
     options = {"temperature": {"temperature": 0.0}, "samples": {"samples": 50}}.get(problem, {})
     with pytest.raises(JetSpecError, match=problem):
-        verify(LLM(target), LLM(target, head), prompts[:1] if problem == "prompts" else prompts, **options)
+        verify(LLM(target, None), LLM(target, head), prompts[:1] if problem == "prompts" else prompts, **options)
 
 
 def test_cells_cover_every_continuation() -> None:

@@ -24,6 +24,8 @@ from jetspec.head.config import HeadConfig
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+#: Files that belong to a published head beside its configuration and weights: the model card, its figures, the licence.
+CARD_FILES = ("README.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg")
 
 
 def shipped_heads() -> dict[str, Path]:
@@ -44,7 +46,7 @@ def load_head(
     `dtype=None` keeps the checkpoint's own. `causal` answers for a checkpoint that carries no causality flag.
     Raises JetSpecError where nothing is found, the config is not valid, or tensors are missing, unknown or misshapen.
     """
-    folder = _locate(name_or_path)
+    folder = head_directory(name_or_path)
     head_config = HeadConfig.from_dict(_read_json(folder / CONFIG), causal=causal)
     tensors = _read_tensors(folder)
     with torch.device("meta"):
@@ -69,7 +71,16 @@ def save_head(head: DraftHead, directory: str | os.PathLike[str], *, dtype: torc
     _write_atomically(folder / CONFIG, text.encode())
 
 
-def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+def head_directory(name_or_path: str | os.PathLike[str], *, with_card: bool = False) -> Path:
+    """The directory of a head, by alias of a shipped head, directory, or hub repository id, which is fetched.
+
+    Args:
+        name_or_path: the head.
+        with_card: fetch `CARD_FILES` from the hub too.
+
+    Raises:
+        JetSpecError: no head is found under that name.
+    """
     name = os.fspath(name_or_path)
     shipped = shipped_heads()
     if name in shipped:
@@ -77,7 +88,8 @@ def _locate(name_or_path: str | os.PathLike[str]) -> Path:
     if os.path.isdir(name):
         return Path(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, "*.safetensors", "*.safetensors.index.json"]))
+        patterns = [CONFIG, "*.safetensors", "*.safetensors.index.json", *(CARD_FILES if with_card else ())]
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         aliases = ", ".join(shipped) or "none"
         raise JetSpecError(
