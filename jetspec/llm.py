@@ -42,8 +42,8 @@ class LLM:
         draft_method: what is made of it: "tree" or "chain" (the most probable path only) of a draft head, "model"
             of a small language model with the target's vocabulary, "ngram" for prompt lookup, which takes no `draft`.
         head_window: committed tokens a draft head looks back on; None: all. Bounds the time of a draft in long texts.
-        head_causal: whether the blocks of a draft head are causal (JetSpec) or bidirectional (DFlash). Only needed for a
-            head whose configuration does not say.
+        head_causal: whether the blocks of a draft head are causal (JetSpec) or bidirectional (DFlash), for a head whose
+            configuration does not say.
         tree_budget: rows of a verify forward per sequence, root included; "auto" chooses them for speed, down to plain
             decoding.
         device: "auto" (CUDA where present, else CPU) or a torch device.

@@ -15,7 +15,8 @@ from jetspec.head import DraftHead, head_for_target
 from jetspec.llm import LLM
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.verify import OTHER, Report, cell_of, chi_square, next_logits, partition, verify
+from jetspec.verify import Report, next_logits, verify
+from jetspec.verify.distribution import OTHER, cell_of, chi_square, partition
 from tests.helpers.tiny import VOCAB_SIZE, tiny_target
 
 # A third of the vocabulary fits in a tree, so that even a random head's drafts are accepted, all over the tree.
@@ -73,7 +74,8 @@ def test_accepting_drafts_unseen_is_found(
     assert not report.fit.passed
     difference = report.token_checks[0].difference
     assert difference.position == 1  # the first token comes with the prompt
-    assert difference.context == prompts[0] + LLM(target, None).generate([prompts[0]], greedy(1))[0].outputs[0].token_ids
+    [first] = LLM(target, None).generate([prompts[0]], greedy(1))
+    assert difference.context == prompts[0] + first.outputs[0].token_ids
     assert difference.logit_margin > 0
 
 
@@ -137,7 +139,7 @@ def test_next_logits_equal_transformers(target: Target, prompts: list[list[int]]
 def test_next_logits_over_several_forwards(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
     whole = next_logits(target, contexts)
-    monkeypatch.setattr("jetspec.verify.MAX_ROWS", 4)
+    monkeypatch.setattr("jetspec.verify.logits.MAX_NUM_BATCHED_TOKENS", 4)
     assert torch.allclose(next_logits(target, contexts), whole, atol=1e-5)
 
 

@@ -178,7 +178,7 @@ class EngineOptions:
         bool,
         typer.Option(
             "--batch-invariant",
-            help="Compute the same text to the last bit whatever the batch and the draft, in half precision too. Slower.",
+            help="Give the same text to the last bit whatever the batch and the draft, in half precision too; slower.",
         ),
     ] = False
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=1, help="Sequences that decode together.")] = 64
@@ -288,7 +288,7 @@ def print_json(data: Any) -> None:
     sys.stdout.flush()
 
 
-def write_text(index: int, token_ids: list[int], text: str) -> None:
+def write_text(_index: int, _token_ids: list[int], text: str) -> None:
     """Print the new text of an answer at once; an `on_token` of `LLM`."""
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -296,10 +296,11 @@ def write_text(index: int, token_ids: list[int], text: str) -> None:
 
 def quiet_transformers() -> None:
     """Switch off the progress bars and advice of transformers."""
-    from transformers.utils import logging
+    from transformers.utils import logging as module
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    library: Any = module  # its functions are not typed
+    library.disable_progress_bar()
+    library.set_verbosity_error()
 
 
 def decode(llm: LLM, ids: Sequence[int]) -> str:

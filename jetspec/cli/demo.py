@@ -26,7 +26,8 @@ from jetspec.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from jetspec.llm import LLM, RequestOutput
+    from jetspec.llm import LLM
+    from jetspec.requests import RequestOutput
 
 PROMPTS = (
     "A bakery packs its rolls in bags of 8. On Friday it filled 15 bags and had 6 rolls left over. "
@@ -61,10 +62,12 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
+        """Tokens per second over all answers."""
         return sum(o.metrics.completion_tokens for o in self.outputs) / self.seconds
 
     @property
     def acceptance_length(self) -> float:
+        """Tokens per verify forward over all answers."""
         rounds = sum(o.metrics.rounds for o in self.outputs)
         return sum(o.metrics.decoded_tokens for o in self.outputs) / rounds if rounds else 0.0
 
@@ -131,12 +134,14 @@ def answer(
 
 
 def one_line(output: RequestOutput, seconds: float) -> str:
+    """The figures of one answer."""
     tokens = output.metrics.completion_tokens
     per_pass = output.metrics.acceptance_length
     return f"{tokens} tokens, {tokens / seconds:.1f} tokens/s, {per_pass:.2f} tokens a forward"
 
 
 def compare(plain: Run, drafted: Run) -> DemoResult:
+    """The figures of both runs."""
     pairs = zip(plain.outputs, drafted.outputs, strict=True)
     return DemoResult(
         plain_tokens_per_s=round(plain.tokens_per_s, 2),
@@ -148,6 +153,7 @@ def compare(plain: Run, drafted: Run) -> DemoResult:
 
 
 def table(result: DemoResult) -> Table:
+    """The closing table."""
     columns = Table(box=None, padding=(0, 3, 0, 0), header_style="cyan")
     columns.add_column("")
     columns.add_column("plain", justify="right")

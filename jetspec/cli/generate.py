@@ -28,7 +28,7 @@ from jetspec.errors import JetSpecError
 from jetspec.prompts import PromptInput, read_prompts, shown
 
 if TYPE_CHECKING:
-    from jetspec.llm import RequestOutput
+    from jetspec.requests import RequestOutput
 
 
 @takes_groups

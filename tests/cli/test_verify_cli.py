@@ -20,7 +20,7 @@ def test_verify_passes_and_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_module, "walk", trusting_walk)
     bad = call("verify", *options)
     assert bad.exit_code == 1
-    for word in ("first difference", "position", "context", "plain", "head", "token "):
+    for word in ("first difference", "position", "context", "plain", "draft", "token "):
         assert word in bad.stdout
     report = call("verify", *options, "--json")
     assert report.exit_code == 1

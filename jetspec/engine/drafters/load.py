@@ -100,7 +100,9 @@ def _check_options(draft: object, method: str, head_window: int | None, head_cau
     if head_window is not None and not is_positive_integer(head_window):
         raise JetSpecError(f"head_window={head_window!r}: must be an integer of at least 1, or None for no bound")
     if not isinstance(head_causal, bool | None):
-        raise JetSpecError(f"head_causal={head_causal!r}: must be True, False, or None to read the head's configuration")
+        raise JetSpecError(
+            f"head_causal={head_causal!r}: must be True, False, or None to read the head's configuration"
+        )
     if not isinstance(draft, str | Path | DraftHead | Target | Drafter | None):
         raise JetSpecError(
             f'draft={draft!r:.80}: must be "auto", a name, a DraftHead, a Target, a Drafter, or None for no draft'

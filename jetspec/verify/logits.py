@@ -1,0 +1,39 @@
+"""The target's logits after a context, from a plain forward: no draft, no cache of earlier rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jetspec.attention import RowBatch
+from jetspec.models.target import Target
+
+#: Rows of one forward at most, unless a single context is longer.
+MAX_NUM_BATCHED_TOKENS = 1024
+
+
+def next_logits(target: Target, contexts: Sequence[list[int]]) -> Tensor:
+    """The target's logits for the token after each context: float64, on the CPU, `[len(contexts), vocab]`.
+
+    Contexts run together, as many in one forward as `MAX_NUM_BATCHED_TOKENS` allows.
+    """
+    rows: list[Tensor] = []
+    start = 0
+    while start < len(contexts):
+        stop = start + 1
+        while stop < len(contexts) and sum(map(len, contexts[start : stop + 1])) <= MAX_NUM_BATCHED_TOKENS:
+            stop += 1
+        rows.append(_chain_logits(target, contexts[start:stop]))
+        start = stop
+    return torch.cat(rows)
+
+
+@torch.inference_mode()
+def _chain_logits(target: Target, contexts: Sequence[list[int]]) -> Tensor:
+    lengths = [len(c) for c in contexts]
+    batch = RowBatch.chains(contexts, torch.arange(sum(lengths)).split(lengths))
+    cache = target.new_cache(num_blocks=len(batch), block_size=1)
+    last = torch.tensor(lengths).cumsum(0) - 1
+    return target.forward(batch, cache, last).logits.double().cpu()
