@@ -79,7 +79,7 @@ def verify(
     temperature: float = 1.0,
     seed: int = 0,
     samples: int = 1000,
-    progress: Progress = lambda message: None,
+    progress: Progress = lambda _: None,
 ) -> Report:
     """Compare an LLM with a draft to plain decoding of the same target.
 

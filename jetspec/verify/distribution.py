@@ -161,8 +161,9 @@ def cell_of(continuation: Cell, cells: dict[Cell, float]) -> Cell:
         return continuation
     # Every prefix that was split further has an OTHER cell; the continuation lies in that of its longest such prefix.
     for end in range(len(continuation) - 1, -1, -1):
-        if (*continuation[:end], OTHER) in cells:
-            return (*continuation[:end], OTHER)
+        rest = (*continuation[:end], OTHER)
+        if rest in cells:
+            return rest
     raise ValueError(f"no cell holds {continuation}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ def next_logits(target: Target, contexts: Sequence[list[int]]) -> Tensor:
 
 @torch.inference_mode()
 def _chain_logits(target: Target, contexts: Sequence[list[int]]) -> Tensor:
-    lengths = [len(c) for c in contexts]
-    batch = RowBatch.chains(contexts, torch.arange(sum(lengths)).split(lengths))
+    ends = list(accumulate(len(context) for context in contexts))
+    slots = [torch.arange(end - len(context), end) for context, end in zip(contexts, ends, strict=True)]
+    batch = RowBatch.chains(contexts, slots)
     cache = target.new_cache(num_blocks=len(batch), block_size=1)
-    last = torch.tensor(lengths).cumsum(0) - 1
-    return target.forward(batch, cache, last).logits.double().cpu()
+    return target.forward(batch, cache, torch.tensor(ends) - 1).logits.double().cpu()
