@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jetspec.head import head_for_target, save_head
+from tests.bench.conftest import data, models  # noqa: F401  fixtures of the tests of `jetspec bench`
 from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_target, tiny_tokenizer
 
 
