@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from jetspec import LLM
-from jetspec.engine import HeadDrafter
+from jetspec.engine import head_drafter
 from jetspec.head import load_head
 from jetspec.models.loading import load_target
 from jetspec.train.capture import CaptureSettings, capture
@@ -45,7 +45,7 @@ def main() -> None:
         capture(target, [Prompt(tuple(prompt)) for prompt in ids], folder, settings)
         data = CapturedSequences(folder)
         answers = [data.read(i) for i in range(len(data)) if data.lengths[i] - data.loss_starts[i] >= 2]
-        replay = Replay(target, HeadDrafter(head), answers, max_tokens=options.max_tokens)
+        replay = Replay(target, head_drafter(head), answers, max_tokens=options.max_tokens)
         for budget in options.budgets:
             rounds = replay.run(budget)
             print(f"{budget} rows: {acceptance_length(rounds):.2f} tokens a forward over {rounds.total()} forwards")

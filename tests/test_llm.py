@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jetspec import LLM, SamplingParams
-from jetspec.engine import Budget, HeadDrafter, NgramDrafter
+from jetspec.engine import Budget, NgramDrafter, head_drafter
 from jetspec.errors import JetSpecError, RequestError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
@@ -229,7 +229,7 @@ def test_loaded_models_draft(llm: LLM) -> None:
     assert output.metrics.acceptance_length > 1.5
 
 
-@pytest.mark.parametrize("make", [lambda target: HeadDrafter(small_head(target)), lambda target: NgramDrafter()])
+@pytest.mark.parametrize("make", [lambda target: head_drafter(small_head(target)), lambda target: NgramDrafter()])
 def test_a_drafter_belongs_to_one_engine(llm: LLM, make) -> None:
     drafter = make(llm.target)
     LLM(llm.target, drafter, num_blocks=20, tree_budget=4)

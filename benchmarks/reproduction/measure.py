@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from jetspec.attention import RowBatch
-from jetspec.engine import Drafter, HeadDrafter, Sequence
+from jetspec.engine import Drafter, Sequence, head_drafter
 from jetspec.engine.drafters import CommittedRows
 from jetspec.head import DraftHead
 from jetspec.models.target import Target
@@ -25,9 +25,9 @@ def acceptance(
 ) -> dict[str, dict[str, float]]:
     """Acceptance length of the head's trees at each budget, and of its chain at the smallest budget that holds it."""
     settings = {"temperature": temperature, "max_tokens": max_tokens}
-    trees = Replay(target, HeadDrafter(head), answers, **settings)
+    trees = Replay(target, head_drafter(head), answers, **settings)
     lengths = {str(budget): acceptance_length(trees.run(budget)) for budget in budgets}
-    chains = Replay(target, HeadDrafter(head, chain=True), answers, **settings)
+    chains = Replay(target, head_drafter(head, chain=True), answers, **settings)
     chain = acceptance_length(chains.run(head.config.block_size))
     return {"tree": lengths, "chain": {str(budget): chain for budget in budgets}}
 
@@ -46,7 +46,7 @@ class Recording(Drafter):
     """A chain drafter that keeps what it proposes."""
 
     def __init__(self, head: DraftHead) -> None:
-        self.inner = HeadDrafter(head, chain=True)
+        self.inner = head_drafter(head, chain=True)
         self.target_layer_ids = self.inner.target_layer_ids
         self.cache_bytes_per_token = self.inner.cache_bytes_per_token
         self.branches: list[Branch] = []
@@ -119,7 +119,7 @@ def drafting_ms(
     target: Target, head: DraftHead, answer: Captured, depths: Seq[int], budgets: Seq[int], repeats: int = 5
 ) -> dict[str, dict[str, float]]:
     """Median milliseconds of drafting one tree for one sequence: by budget, then by depth."""
-    replay = Replay(target, HeadDrafter(head), [answer])
+    replay = Replay(target, head_drafter(head), [answer])
     replay.run(8)
     [sequence] = replay.sequences
     times: dict[str, dict[str, list[float]]] = {str(b): {str(d): [] for d in depths} for b in budgets}

@@ -3,8 +3,8 @@
 Kernels sum in another order when a product has another number of rows. A batch-invariant target therefore runs its rows
 in padded tiles of a few sizes, those that were found to give the same bits, and no operation of the model ever sees
 another shape. That leaves operations whose bits depend on a row's place, which `row_independent` replaces, and
-attention: every row is its own batch element, its keys lie in order of position, padded to a length that its own position
-decides, so the kernel sees the same problem for a row wherever it runs. Attention is computed in float32.
+attention: every row is its own batch element, its keys lie in order of position, padded to a length that its own
+position decides, so the kernel sees the same problem for a row wherever it runs. Attention is computed in float32.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.bench.records import PARTS, Cell, MethodName
 from jetspec.engine import Engine, EngineStep, Observer, RoundRecord, load_drafter
 from jetspec.engine.budget import MOST_ROWS
-from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
 from jetspec.fingerprint import weights_fingerprint
 from jetspec.head import DraftHead, load_head
@@ -151,8 +151,8 @@ class Models:
             self.target,
             load_drafter(model, self.target, method=draft.draft_method),
             tree_budget=budget,
-            num_blocks=blocks_for(lengths, cell.batch_size, rows),
-            kv_block_size=BLOCK_SIZE,
+            num_blocks=blocks_needed(lengths, cell.batch_size, rows),
+            kv_block_size=DEFAULT_KV_BLOCK_SIZE,
             max_num_batched_tokens=MAX_ROWS if budget == "auto" else max(MAX_ROWS, budget * cell.batch_size),
             max_num_seqs=cell.batch_size,
             enable_prefix_caching=False,

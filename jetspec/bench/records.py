@@ -17,7 +17,7 @@ from jetspec.errors import JetSpecError
 MethodName = Literal["hf", "plain", "ngram", "draft-model", "eagle", "dflash-chain", "dflash-tree", "jetspec"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 #: Parts of a round's time, in the order in which they happen.
-PARTS = ("draft", "build", "verify", "accept", "commit", "other")
+PARTS = ("draft", "select", "verify", "accept", "commit", "other")
 #: Every speed-up is over this one.
 BASELINE: MethodName = "plain"
 

@@ -1,18 +1,30 @@
 """The engine: any number of requests on one target, one flat batch of rows a round."""
 
+from jetspec.engine.batch import Allocation, Round, Selection
 from jetspec.engine.budget import AutoBudget, Budget, FixedBudget
-from jetspec.engine.drafters import CommittedRows, Drafter, HeadDrafter, ModelDrafter, NgramDrafter, load_drafter
+from jetspec.engine.config import EngineConfig
+from jetspec.engine.drafters import (
+    CommittedRows,
+    Drafter,
+    HeadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    head_drafter,
+    load_drafter,
+)
 from jetspec.engine.engine import Engine, StepOutput
 from jetspec.engine.observer import Committed, EngineStep, Observer, RoundRecord
 from jetspec.engine.sequence import RequestMetrics, Sequence
 
 __all__ = [
+    "Allocation",
     "AutoBudget",
     "Budget",
     "Committed",
     "CommittedRows",
     "Drafter",
     "Engine",
+    "EngineConfig",
     "EngineStep",
     "FixedBudget",
     "HeadDrafter",
@@ -20,8 +32,11 @@ __all__ = [
     "NgramDrafter",
     "Observer",
     "RequestMetrics",
+    "Round",
     "RoundRecord",
+    "Selection",
     "Sequence",
     "StepOutput",
+    "head_drafter",
     "load_drafter",
 ]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
-from jetspec.engine.calibration import Calibration, Nodes
-from jetspec.engine.cost import CostModel
+from jetspec.engine.batch import Allocation, Round, ScheduledSequence, Selection
 from jetspec.engine.sequence import Sequence
-from jetspec.tree import Forest, Walk
+from jetspec.models.cost import CostModel
+from jetspec.tree import Forest
+from jetspec.tree.calibration import Calibration, Nodes
 
 #: Rows of a tree while nothing is known, least and most rows a tree is drafted with.
 FIRST_ROWS, LEAST_ROWS, MOST_ROWS = 16, 8, 256
@@ -25,48 +25,24 @@ FIRST_PAUSE, LAST_PAUSE = 16, 128
 TRIAL_NODES = 4
 
 
-@dataclass(frozen=True)
-class Load:
-    """What a round runs whatever is drafted.
+class Budget(ABC):
+    """Decides the size of trees: before drafting how large they may get, after it which nodes are verified.
 
-    rows: one a decoding sequence, and the prompt chunks'. keys: row-key pairs they attend to. tokens: how many they
-    yield. context: mean committed tokens of the decoding sequences.
+    What one round's calls must tell each other travels in the round's `Allocation` and `Selection`; a budget keeps what
+    it has learned from earlier rounds, and nothing else.
     """
 
-    rows: int
-    keys: int
-    tokens: int
-    context: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The trees a round verifies, and what is expected of the round (None where the budget does not ask)."""
-
-    forest: Forest
-    nodes: Nodes | None = None
-    expected_tokens: float | None = None
-    expected_seconds: float | None = None
-
-
-class Budget(ABC):
-    """Decides the size of trees: before drafting how large they may get, after it which nodes are verified."""
-
     @abstractmethod
-    def rows(self, sequences: Seq[Sequence]) -> list[int]:
-        """Rows that each decoding sequence's tree may have at most; 1: no draft for it."""
+    def allocate(self, sequences: list[Sequence]) -> Allocation:
+        """Rows that the tree of each of these decoding sequences may have at most; 1: no draft for it."""
 
-    def plan(self, forest: Forest, sequences: Seq[Sequence], load: Load) -> Plan:
-        """The part of a draft for `sequences` that is verified."""
-        return Plan(forest)
+    def select(self, allocation: Allocation, forest: Forest) -> Selection:
+        """The part of a draft for the allocation's sequences that is verified; all of it by default."""
+        del allocation
+        return Selection(forest)
 
-    def observe_plan(self, plan: Plan, sequences: Seq[Sequence], walks: Seq[Walk]) -> None:
-        """What the target accepted of a plan's trees."""
-        return
-
-    def observe_times(self, rows: int, keys: int, drafted: int, draft_s: float, verify_s: float) -> None:
-        """Seconds of a round: the draft's for `drafted` sequences, and all the rest."""
-        return
+    def observe(self, current: Round) -> None:  # noqa: B027 - a budget need not learn
+        """Learn from a round that is over: its times, and what the target accepted of its trees."""
 
 
 class FixedBudget(Budget):
@@ -75,8 +51,9 @@ class FixedBudget(Budget):
     def __init__(self, tree_budget: int) -> None:
         self.tree_budget = tree_budget
 
-    def rows(self, sequences: Seq[Sequence]) -> list[int]:
-        return [self.tree_budget] * len(sequences)
+    def allocate(self, sequences: list[Sequence]) -> Allocation:
+        """The same number of rows for every sequence."""
+        return Allocation(sequences, [self.tree_budget] * len(sequences))
 
 
 class AutoBudget(Budget):
@@ -96,86 +73,116 @@ class AutoBudget(Budget):
         self._rows = FIRST_ROWS
         self._pause = FIRST_PAUSE
         self._waited = 0
-        self._trial = False
+        self._trials = 0
 
-    def rows(self, sequences: Seq[Sequence]) -> list[int]:
+    def allocate(self, sequences: list[Sequence]) -> Allocation:
+        """Twice what the average draft was worth; a trial now and then where drafting did not pay."""
         number = len(sequences)
-        self._trial = False
-        if number == 0:
-            return []
-        if not self._weights.any():
-            return [self._rows] * number
+        if number == 0 or not self._weights.any():
+            return Allocation(sequences, [self._rows] * number)
         best = self._best_nodes(number, sum(s.num_cached for s in sequences) / number)
         if best > 0:
             self._pause, self._waited = FIRST_PAUSE, 0
             # Twice what the average draft is worth: a confident one may be worth more.
             self._rows = int(np.clip(2 ** np.ceil(np.log2(2 * best + 1)), LEAST_ROWS, MOST_ROWS))
-            return [self._rows] * number
+            return Allocation(sequences, [self._rows] * number)
         self._waited += 1
         if self._waited < self._pause:
-            return [1] * number
-        self._pause, self._waited, self._trial = min(2 * self._pause, LAST_PAUSE), 0, True
-        chosen = self._pause.bit_length() % number
-        return [LEAST_ROWS if i == chosen else 1 for i in range(number)]
+            return Allocation(sequences, [1] * number)
+        self._pause, self._waited = min(2 * self._pause, LAST_PAUSE), 0
+        chosen = self._trials % number
+        self._trials += 1
+        return Allocation(sequences, [LEAST_ROWS if i == chosen else 1 for i in range(number)], is_trial=True)
 
     def _best_nodes(self, number: int, context: float) -> int:
         """Nodes for each of `number` sequences that pay best if drafts are worth what they were on average; 0: plain
         decoding."""
-        known = int(self._weights.astype(bool).sum())
-        nodes = np.arange(known + 1)
-        tokens = 1 + np.concatenate([[0.0], np.cumsum(np.divide(self._gains[:known], self._weights[:known]))])
+        gains = self.mean_gains()
+        nodes = np.arange(len(gains) + 1)
+        tokens = 1 + np.concatenate([[0.0], np.cumsum(gains)])
         rows = number * (1 + nodes)
         seconds = self.cost.verify_seconds(rows, rows * context)
         seconds[1:] += self.cost.draft_seconds(number)
         return int(np.argmax(tokens / seconds))
 
-    def plan(self, forest: Forest, sequences: Seq[Sequence], load: Load) -> Plan:
-        nodes = Nodes(forest, [_kind(s) for s in sequences])
+    def mean_gains(self) -> np.ndarray:
+        """[k] mean probability of a tree's k-th best node, for as many nodes as have been drafted."""
+        known = int(self._weights.astype(bool).sum())
+        return np.asarray(self._gains[:known] / self._weights[:known])
+
+    def select(self, allocation: Allocation, forest: Forest) -> Selection:
+        """The nodes of all trees, most probable first, for as long as expected tokens per second rise."""
+        nodes = Nodes(forest, [_kind(s) for s in allocation.sequences])
         paths = self.calibration.path_probabilities(nodes)
-        self._learn_gains(forest, paths)
         is_root = forest.parents.numpy() < 0
         candidates = np.flatnonzero(~is_root)
         # Stable, so that a node as probable as its parent comes after it.
         order = candidates[np.argsort(-paths[candidates], kind="stable")]
-        tokens = load.tokens + np.concatenate([[0.0], np.cumsum(paths[order])])
+        number = len(allocation.sequences)
+        context = sum(s.num_cached for s in allocation.sequences)
         added = np.arange(len(order) + 1)
-        seconds = self.cost.verify_seconds(load.rows + added, load.keys + added * load.context)
-        seconds += self.cost.draft_seconds(forest.num_trees)
+        tokens = number + allocation.other_tokens + np.concatenate([[0.0], np.cumsum(paths[order])])
+        rows = number + allocation.other_rows + added
+        keys = context + allocation.other_keys + added * (context / number)
+        seconds = self.cost.verify_seconds(rows, keys) + self.cost.draft_seconds(number)
         best = int(np.argmax(tokens / seconds))
-        if self._trial:
+        if allocation.is_trial:
             best = max(best, min(TRIAL_NODES, len(order)))
         kept = is_root.copy()
         kept[order[:best]] = True
-        return Plan(forest.keep(torch.from_numpy(kept)), nodes.keep(kept), float(tokens[best]), float(seconds[best]))
+        return Selection(
+            forest.keep(torch.from_numpy(kept)),
+            nodes.keep(kept),
+            proposed=[np.sort(paths[a + 1 : b])[::-1] for a, b in pairwise(forest.offsets)],
+            reached_limit=[
+                int(forest.depths[a:b].max()) >= s.max_depth
+                for s, (a, b) in zip(allocation.sequences, pairwise(forest.offsets), strict=True)
+            ],
+            expected_tokens=float(tokens[best]),
+            expected_seconds=float(seconds[best]),
+        )
 
-    def _learn_gains(self, forest: Forest, paths: np.ndarray) -> None:
-        asked = (LEAST_ROWS if self._trial else self._rows) - 1
-        rate = 1 - (1 - GAIN_RATE) ** (1 / forest.num_trees)
-        for start, stop in zip(forest.offsets[:-1], forest.offsets[1:], strict=True):
-            gains = np.zeros(asked)  # nodes that were asked for and not drafted gain nothing
-            best = np.sort(paths[start + 1 : stop])[::-1][:asked]
-            gains[: len(best)] = best
-            self._gains[:asked] += rate * (gains - self._gains[:asked])
-            self._weights[:asked] += rate * (1 - self._weights[:asked])
+    def observe(self, current: Round) -> None:
+        """Learn the round's cost, what drafts are worth, and how often their nodes are accepted."""
+        drafted, draft_s = current.drafted, current.seconds["draft"]
+        self.cost.observe_verify(current.rows, current.keys, current.total_s - draft_s)
+        if not drafted or current.selection is None:
+            return
+        self.cost.observe_draft(len(drafted), draft_s)
+        self._learn_gains(current.allocation, current.selection)
+        walks = [s.walk for s in drafted]
+        if current.allocation.is_trial and any(walk is not None and len(walk.rows) > 1 for walk in walks):
+            self._waited = self._pause
+        # A request that failed on the way says nothing about its draft.
+        if None not in walks:
+            self._calibrate(current.selection, drafted)
 
-    def observe_plan(self, plan: Plan, sequences: Seq[Sequence], walks: Seq[Walk]) -> None:
-        assert plan.nodes is not None
-        visited = np.zeros(len(plan.forest.tokens), dtype=bool)
+    def _learn_gains(self, allocation: Allocation, selection: Selection) -> None:
+        """Mean probability of the k-th best node, over what was granted.
+
+        A tree that ends where its request must says nothing of the nodes that would have come deeper.
+        """
+        rate = 1 - (1 - GAIN_RATE) ** (1 / len(allocation.sequences))
+        trees = zip(allocation.rows, selection.proposed, selection.reached_limit, strict=True)
+        for rows, proposed, reached_limit in trees:
+            granted = len(proposed) if reached_limit else min(rows - 1, len(self._gains))
+            gains = np.zeros(granted)  # nodes that were granted and not drafted gain nothing
+            gains[: len(proposed)] = proposed[:granted]
+            self._gains[:granted] += rate * (gains - self._gains[:granted])
+            self._weights[:granted] += rate * (1 - self._weights[:granted])
+
+    def _calibrate(self, selection: Selection, drafted: list[ScheduledSequence]) -> None:
+        assert selection.nodes is not None
+        visited = np.zeros(len(selection.forest.tokens), dtype=bool)
         chosen_among = visited.copy()
-        for start, sequence, walk in zip(plan.forest.offsets[:-1], sequences, walks, strict=True):
-            rows = np.asarray(walk.rows) + start
+        for start, scheduled in zip(selection.forest.offsets[:-1], drafted, strict=True):
+            assert scheduled.walk is not None
+            rows = np.asarray(scheduled.walk.rows) + start
             visited[rows] = True
             # What a request that ended would have accepted at its last row is not known.
-            chosen_among[rows[:-1] if sequence.finished else rows] = True
-        if self._trial and any(len(walk.rows) > 1 for walk in walks):
-            self._waited = self._pause
-        at_stake = chosen_among[plan.nodes.parents] & (plan.forest.parents.numpy() >= 0)
-        self.calibration.observe(plan.nodes, visited, at_stake)
-
-    def observe_times(self, rows: int, keys: int, drafted: int, draft_s: float, verify_s: float) -> None:
-        self.cost.observe_verify(rows, keys, verify_s)
-        if drafted:
-            self.cost.observe_draft(drafted, draft_s)
+            chosen_among[rows[:-1] if scheduled.sequence.finished else rows] = True
+        at_stake = chosen_among[selection.nodes.parents] & (selection.forest.parents.numpy() >= 0)
+        self.calibration.observe(selection.nodes, visited, at_stake)
 
 
 def _kind(sequence: Sequence) -> int:

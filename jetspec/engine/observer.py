@@ -38,7 +38,7 @@ class RoundRecord:
 class EngineStep:
     """One round of the engine over all sequences: what it ran, what came of it, and where its seconds went.
 
-    `draft_s` is the drafter's work but for `build_s`, in which trees were built of its scores and cut to the budget.
+    `draft_s` is the drafter's work, trees included; `select_s` the choice of the nodes to verify and their layout.
     The expected numbers are the budget's own forecast; None where nothing was drafted or the budget is fixed.
     """
 
@@ -47,7 +47,7 @@ class EngineStep:
     drafted: int
     new_tokens: int
     draft_s: float
-    build_s: float
+    select_s: float
     verify_s: float
     accept_s: float
     commit_s: float

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from jetspec.engine.blocks import BlockManager
+from jetspec.attention.blocks import BlockManager
+from jetspec.engine.batch import Allocation, ScheduledSequence
 from jetspec.engine.sequence import Sequence
-
-
-@dataclass
-class Grant:
-    """Rows a sequence may use this round: a prompt chunk's length, or the largest tree, root included."""
-
-    sequence: Sequence
-    rows: int
 
 
 class Scheduler:
@@ -47,35 +39,48 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def schedule(self, tree_rows: Callable[[list[Sequence]], list[int]]) -> list[Grant]:
-        """Grants for the next round, in order of admission; blocks for all granted rows are reserved.
+    def schedule(
+        self, allocate: Callable[[list[Sequence]], Allocation]
+    ) -> tuple[list[ScheduledSequence], Allocation] | None:
+        """The next round's sequences in order of admission, their rows reserved; None where nothing runs.
 
-        `tree_rows` says how many rows the trees of these decoding sequences may have.
+        `allocate` says how many rows the trees of these decoding sequences may have. The allocation that is returned
+        holds what they were granted.
         """
-        self._admit()
-        decoding = self._reserve_roots()
+        while True:
+            self._admit()
+            decoding = self._reserve_roots()
+            allocation = allocate([s for s in decoding if s.max_depth > 0])
+            granted = self._grant(decoding, allocation)
+            scheduled = [
+                ScheduledSequence(s, granted[s.request_id], s.num_cached, s.is_decoding)
+                for s in self.running
+                if s.request_id in granted
+            ]
+            if scheduled:
+                return scheduled, allocation.granted(scheduled)
+            if not self.running:
+                return None
+            # Only prompts are running, and none of them can grow: make room from the newest.
+            self._preempt(self.running[-1])
+
+    def _grant(self, decoding: list[Sequence], allocation: Allocation) -> dict[str, int]:
+        """Rows by request: roots of all decoding sequences, then trees, then prompt chunks as far as there is room."""
         prefilling = [s for s in self.running if not s.is_decoding]
         # While prompts wait, trees leave half of the rows to them.
         rows_for_trees = self.max_num_batched_tokens // 2 if prefilling else self.max_num_batched_tokens
         per_tree = max(1, rows_for_trees // max(1, len(decoding)))
         free_rows = self.max_num_batched_tokens - len(decoding)
-        grants: dict[str, int] = {s.request_id: 1 for s in decoding}
-        drafting = [s for s in decoding if s.max_depth > 0]
-        for sequence, allowed in zip(drafting, tree_rows(drafting), strict=True):
+        granted = {s.request_id: 1 for s in decoding}
+        for sequence, allowed in zip(allocation.sequences, allocation.rows, strict=True):
             rows = self._reserve(sequence, min(allowed, per_tree, 1 + free_rows))
-            grants[sequence.request_id] = rows
+            granted[sequence.request_id] = rows
             free_rows -= rows - 1
         for sequence in prefilling:
-            wanted = min(len(sequence.token_ids) - sequence.num_cached, free_rows)
-            rows = self._reserve(sequence, wanted)
+            rows = self._reserve(sequence, min(len(sequence.token_ids) - sequence.num_cached, free_rows))
             if rows > 0:
-                grants[sequence.request_id] = rows
+                granted[sequence.request_id] = rows
                 free_rows -= rows
-        granted = [Grant(s, grants[s.request_id]) for s in self.running if s.request_id in grants]
-        if not granted and self.running:
-            # Only prompts are running, and none of them can grow: make room from the newest.
-            self._preempt(self.running[-1])
-            return self.schedule(tree_rows)
         return granted
 
     def _reserve_roots(self) -> list[Sequence]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Engine, Sequence
-from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
@@ -93,8 +93,10 @@ class EngineAnswers:
         lengths = [len(ids) + self.max_tokens for ids in prompts.values()]
         if not lengths:
             return
-        blocks = blocks_for(lengths, self.max_num_seqs)
-        engine = Engine(self.target, num_blocks=blocks, kv_block_size=BLOCK_SIZE, max_num_seqs=self.max_num_seqs)
+        blocks = blocks_needed(lengths, self.max_num_seqs)
+        engine = Engine(
+            self.target, num_blocks=blocks, kv_block_size=DEFAULT_KV_BLOCK_SIZE, max_num_seqs=self.max_num_seqs
+        )
         for key, ids in prompts.items():
             seed = int(key[:15], 16)
             params = SamplingParams(

@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Committed, Engine, Observer
-from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.errors import JetSpecError
 from jetspec.fingerprint import weights_fingerprint
 from jetspec.models.target import Target
@@ -149,8 +149,8 @@ def _run(
     ]
     engine = Engine(
         target,
-        num_blocks=blocks_for(lengths, max_num_seqs),
-        kv_block_size=BLOCK_SIZE,
+        num_blocks=blocks_needed(lengths, max_num_seqs),
+        kv_block_size=DEFAULT_KV_BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
         enable_prefix_caching=False,  # rows behind a shared prefix would not run, and not be seen
         target_layer_ids=settings.target_layer_ids,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Engine, Observer, RoundRecord
-from jetspec.engine.pool import BLOCK_SIZE, blocks_for
 from jetspec.head import DraftHead
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
@@ -101,8 +101,8 @@ def _answer(
         target,
         head,
         tree_budget=budget,
-        num_blocks=blocks_for(lengths, max_num_seqs, budget),
-        kv_block_size=BLOCK_SIZE,
+        num_blocks=blocks_needed(lengths, max_num_seqs, budget),
+        kv_block_size=DEFAULT_KV_BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
         observer=rounds,
     )

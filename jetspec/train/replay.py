@@ -12,10 +12,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, BlockManager, BlockTable
 from jetspec.engine import Drafter
-from jetspec.engine.blocks import BlockManager, BlockTable
 from jetspec.engine.drafters import CommittedRows
-from jetspec.engine.pool import BLOCK_SIZE
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.models.onednn_linear import pack_linears
@@ -54,11 +53,10 @@ class Replay:
                 raise JetSpecError(f"answers[{number}]: a replay needs answers of at least two tokens")
         self.target, self.drafter, self.answers = target, drafter, answers
         lengths = [len(answer.token_ids) for answer in answers]
-        num_blocks = sum(-(-length // BLOCK_SIZE) for length in lengths)
-        blocks = BlockManager(num_blocks, BLOCK_SIZE)
+        num_blocks = sum(-(-length // DEFAULT_KV_BLOCK_SIZE) for length in lengths)
+        blocks = BlockManager(num_blocks, DEFAULT_KV_BLOCK_SIZE)
         pack_linears(target.model)
-        drafter.take()
-        drafter.prepare(target, num_blocks, BLOCK_SIZE)
+        drafter.prepare(target, num_blocks, DEFAULT_KV_BLOCK_SIZE)
         self.sequences = []
         for number, answer in enumerate(answers):
             length = max_tokens or len(answer.token_ids) - answer.loss_start
@@ -96,8 +94,7 @@ class Replay:
 
     def _walk(self, i: int, tokens: list[int], parents: list[int]) -> Walk:
         """Through a tree along what answer `i` goes on with."""
-        coming = iter(self.answers[i].token_ids[len(self.sequences[i].token_ids) :].tolist())
-        return walk(tokens, parents, lambda _row: next(coming), max_tokens=self._left(i))
+        return walk(tokens, parents, self.answers[i].token_ids[len(self.sequences[i].token_ids) :].tolist())
 
     def _left(self, i: int) -> int:
         """Tokens of answer `i` that are still to come."""

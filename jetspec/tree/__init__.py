@@ -1,16 +1,14 @@
 """Draft trees as tensors: build, mask, accept."""
 
-from jetspec.tree.accept import Walk, walk, walk_greedy
+from jetspec.tree.accept import Walk, child_rows, walk
 from jetspec.tree.build import (
     Expand,
-    build_forest,
-    expected_accepted_length,
     grow_trees,
     shared_children,
     top_candidates,
 )
 from jetspec.tree.forest import Forest, forest_of
-from jetspec.tree.mask import ancestor_mask, chain_parents, depths_of
+from jetspec.tree.mask import ancestor_mask, chain_parents
 from jetspec.tree.order import topk_lowest_id
 
 __all__ = [
@@ -18,15 +16,12 @@ __all__ = [
     "Forest",
     "Walk",
     "ancestor_mask",
-    "build_forest",
     "chain_parents",
-    "depths_of",
-    "expected_accepted_length",
+    "child_rows",
     "forest_of",
     "grow_trees",
     "shared_children",
     "top_candidates",
     "topk_lowest_id",
     "walk",
-    "walk_greedy",
 ]

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jetspec.attention.blocks import BlockManager, BlockTable
 from jetspec.engine import Engine
-from jetspec.engine.blocks import BlockManager, BlockTable
 from jetspec.sampling import SamplingParams
 from tests.engine.test_exactness import make_target, random_head, references_greedy
 
@@ -41,7 +41,7 @@ def test_random_lives_of_tables(seed: int, size: int) -> None:
             assert table.blocks[i] not in in_use
             held[table.blocks[i]] = tuple(tokens[: (i + 1) * size])
         final = rng.randrange(known, len(tokens) + 1)
-        table.publish(tokens, final)
+        table.cache_full_blocks(tokens, final)
         table.truncate(final)
         tables.append((table, tokens))
         assert manager.num_free == 12 - len({b for t, _ in tables for b in t.blocks})
@@ -68,7 +68,7 @@ def test_the_longest_unused_block_is_reused_first() -> None:
     tables = [BlockTable(manager) for _ in range(3)]
     for token, table in enumerate(tables):
         table.reserve(1)
-        table.publish([token], 1)
+        table.cache_full_blocks([token], 1)
     for table in (tables[1], tables[0], tables[2]):
         table.truncate(0)
     manager.allocate(2)  # the never used one, then the one freed first

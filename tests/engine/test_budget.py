@@ -6,15 +6,17 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
+from jetspec.clock import Clock
 from jetspec.engine import AutoBudget, Engine, EngineStep, Observer, Sequence
-from jetspec.engine.budget import Load
-from jetspec.engine.calibration import Calibration, Nodes
-from jetspec.engine.cost import CostModel, TimeCurve, measure
+from jetspec.engine.batch import Allocation, Round, ScheduledSequence, Selection
 from jetspec.errors import JetSpecError
+from jetspec.models.cost import CostModel, TimeCurve, measure
 from jetspec.sampling import SamplingParams
-from jetspec.tree import Forest, forest_of
+from jetspec.tree import Forest, Walk, forest_of
+from jetspec.tree.calibration import Calibration, Nodes
 from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
 from tests.helpers.drafters import OracleDrafter
 from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE
@@ -42,8 +44,24 @@ def sequences(engine: Engine, number: int, max_tokens: int = 200) -> list[Sequen
     return [engine.add(str(i), [1 + i, 2, 3], params) for i in range(number)]
 
 
-def load(number: int, context: float = 0) -> Load:
-    return Load(rows=number, keys=0, tokens=number, context=context)
+def selected(budget: AutoBudget, forest: Forest, running: list[Sequence], *, is_trial: bool = False) -> Selection:
+    return budget.select(Allocation(running, [64] * len(running), is_trial), forest)
+
+
+def played_round(budget: AutoBudget, running: list[Sequence], forest: Forest, *, granted: int | None = None) -> Round:
+    """A round in which `forest` was drafted and only the roots were accepted."""
+    asked = budget.allocate(running).rows
+    scheduled = []
+    for sequence, rows in zip(running, asked, strict=True):
+        one = ScheduledSequence(sequence, granted or max(rows, 2), sequence.num_cached, decodes=True)
+        one.walk = Walk([0], [5])
+        scheduled.append(one)
+    current = Round(scheduled, Allocation([], []).granted(scheduled), Clock(torch.device("cpu")))
+    current.selection = budget.select(current.allocation, forest)
+    for index, one in enumerate(scheduled):
+        one.set_tree(current.selection.forest, index)
+    current.seconds = current.clock.seconds()
+    return current
 
 
 def confident(number: int) -> Forest:
@@ -143,19 +161,18 @@ def test_what_was_not_at_stake_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("per_row", [0.0, 0.05, 0.2, 0.5, 2.0])
 @pytest.mark.parametrize("number", [1, 3, 16])
-def test_plan_is_the_best_of_all_prefixes(engine: Engine, per_row: float, number: int) -> None:
+def test_selection_is_the_best_of_all_prefixes(engine: Engine, per_row: float, number: int) -> None:
     """Against a search through every number of nodes, most probable first."""
     budget = AutoBudget(cost(per_row, draft=0.3))
-    budget.rows(running := sequences(engine, number))
     forest = confident(number)
-    plan = budget.plan(forest, running, load(number))
+    selection = selected(budget, forest, sequences(engine, number))
     probabilities = sorted(np.exp(forest.log_probs[forest.parents >= 0].double().numpy()), reverse=True)
     rates = [
         (number + sum(probabilities[:k])) / (1 + per_row * (number + k - 1) + 0.3)
         for k in range(len(probabilities) + 1)
     ]
-    assert plan.expected_tokens / plan.expected_seconds == pytest.approx(max(rates))
-    size = len(plan.forest.tokens) - number
+    assert selection.expected_tokens / selection.expected_seconds == pytest.approx(max(rates))
+    size = len(selection.forest.tokens) - number
     assert rates[size] == pytest.approx(max(rates))
     if per_row == 2.0:
         assert size == 0
@@ -167,8 +184,8 @@ def test_nodes_go_where_they_are_worth_most(engine: Engine) -> None:
     """Of two sequences the one with the confident draft gets the larger tree."""
     weak = ([0, 1, 2], [-1, 0, 1], [0.0, float(np.log(0.2)), float(np.log(0.04))])
     strong = ([0, 1, 2], [-1, 0, 1], [0.0, float(np.log(0.9)), float(np.log(0.8))])
-    plan = AutoBudget(cost(0.3)).plan(forest_of([weak, strong]), sequences(engine, 2), load(2))
-    assert np.diff(plan.forest.offsets).tolist() == [1, 3]
+    selection = selected(AutoBudget(cost(0.3)), forest_of([weak, strong]), sequences(engine, 2))
+    assert np.diff(selection.forest.offsets).tolist() == [1, 3]
 
 
 def test_long_contexts_make_nodes_dearer(engine: Engine) -> None:
@@ -176,8 +193,9 @@ def test_long_contexts_make_nodes_dearer(engine: Engine) -> None:
     for context in (0, 1000):
         model = cost(0.05)
         model.key_seconds = 1e-3
-        plan = AutoBudget(model).plan(confident(1), running, load(1, context))
-        sizes.append(len(plan.forest.tokens))
+        running[0].num_cached = context
+        selection = selected(AutoBudget(model), confident(1), running)
+        sizes.append(len(selection.forest.tokens))
     assert sizes[0] > sizes[1]
 
 
@@ -186,12 +204,67 @@ def test_high_concurrency_ends_in_plain_decoding(engine: Engine) -> None:
     budget = AutoBudget(cost(0.2, draft=0.1, knee=16))
     few = sequences(engine, 1)
     for _ in range(10):
-        budget.rows(few)
-        assert len(budget.plan(confident(1), few, load(1)).forest.tokens) > 8
-    assert budget.rows(few)[0] > 8
+        current = played_round(budget, few, confident(1))
+        assert len(current.selection.forest.tokens) > 8
+        budget.observe(current)
+    assert budget.allocate(few).rows[0] > 8
     many = [few[0]] * 64
-    assert budget.rows(many) == [1] * 64
-    assert budget.rows(few)[0] > 8
+    assert budget.allocate(many).rows == [1] * 64
+    assert budget.allocate(few).rows[0] > 8
+
+
+def test_fewer_granted_rows_say_nothing_of_the_nodes_beyond(engine: Engine) -> None:
+    """Under load trees are cut short; the nodes that had no room are not learned as worthless."""
+    budget, running = AutoBudget(cost(0.0)), sequences(engine, 1)
+    budget.observe(played_round(budget, running, confident(1)))
+    before = budget.mean_gains()
+    for _ in range(50):
+        small = confident(1).keep(torch.arange(15) < 3)
+        budget.observe(played_round(budget, running, small, granted=3))
+    assert np.allclose(budget.mean_gains()[2:], before[2:])
+
+
+def test_the_end_of_a_request_says_nothing_of_deeper_nodes(engine: Engine) -> None:
+    """Close to max_tokens trees are shallow; what would have come deeper is not learned as worthless."""
+    budget, running = AutoBudget(cost(0.0)), sequences(engine, 1)
+    budget.observe(played_round(budget, running, confident(1)))
+    before = budget.mean_gains()
+    running[0].max_new_tokens = running[0].num_output + 2  # one node deep
+    assert running[0].max_depth == 1
+    for _ in range(50):
+        shallow = confident(1).keep(torch.arange(15) < 3)
+        budget.observe(played_round(budget, running, shallow))
+    assert np.allclose(budget.mean_gains()[2:], before[2:])
+
+
+def test_a_drafter_that_stops_early_is_learned(engine: Engine) -> None:
+    """Rows that were granted and not drafted are worth nothing."""
+    budget, running = AutoBudget(cost(0.0)), sequences(engine, 1)
+    budget.observe(played_round(budget, running, confident(1)))
+    for _ in range(50):
+        budget.observe(played_round(budget, running, confident(1).keep(torch.arange(15) < 3)))
+    assert budget.mean_gains()[2:].max() < 0.01
+
+
+def test_trials_take_turns(engine: Engine) -> None:
+    """Where drafting does not pay, every sequence is tried in its turn, also at the longest pause."""
+    budget, running = AutoBudget(cost(1.0, draft=50.0)), sequences(engine, 5)
+    budget.observe(played_round(budget, running, confident(5)))
+    tried = []
+    while len(tried) < 12:
+        allocation = budget.allocate(running)
+        if allocation.is_trial:
+            tried += [index for index, rows in enumerate(allocation.rows) if rows > 1]
+    assert set(tried[-5:]) == set(range(5))
+
+
+def test_a_round_keeps_its_own_trial_flag(engine: Engine) -> None:
+    """Two rounds in flight do not mix: the flag travels with the allocation."""
+    budget, running = AutoBudget(cost(1.0, draft=50.0)), sequences(engine, 2)
+    budget.observe(played_round(budget, running, confident(2)))
+    trial = next(a for a in (budget.allocate(running) for _ in range(100)) if a.is_trial)
+    budget.allocate(running)
+    assert len(budget.select(trial, confident(2)).forest.tokens) > 2
 
 
 class Recorder(Observer):

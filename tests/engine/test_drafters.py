@@ -10,14 +10,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetspec.engine import Drafter, Engine, HeadDrafter, ModelDrafter, NgramDrafter, Sequence, load_drafter
-from jetspec.engine.drafters.ngram import find_continuations, trie
-from jetspec.engine.drafters.parallel import ParallelContext, last_of_each
+from jetspec.engine import (
+    Drafter,
+    Engine,
+    HeadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    Sequence,
+    head_drafter,
+    load_drafter,
+)
+from jetspec.engine.drafters.parallel import ParallelDrafter, last_of_each
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 from jetspec.tree import Forest
+from jetspec.tree.trie import find_continuations, trie
 from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
 from tests.head.test_transition import conditioned_head
 from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE, tiny_target
@@ -39,17 +48,17 @@ def make_drafter(name: str, target: Target) -> Drafter:
     if name == "ngram":
         return NgramDrafter(min_ngram=1, max_ngram=3)
     if name == "chain":
-        return HeadDrafter(random_head(target), chain=True)
+        return head_drafter(random_head(target), chain=True)
     if name == "transition":
-        return HeadDrafter(conditioned_head(target))
+        return head_drafter(conditioned_head(target))
     if name == "chain of paths":
-        return HeadDrafter(conditioned_head(target), chain=True)
+        return head_drafter(conditioned_head(target), chain=True)
     if name == "autoregressive":
-        return HeadDrafter(autoregressive_head(target))
+        return head_drafter(autoregressive_head(target))
     if name == "autoregressive chain":
-        return HeadDrafter(autoregressive_head(target, num_layers=2), chain=True, window=6)
+        return head_drafter(autoregressive_head(target, num_layers=2), chain=True, window=6)
     if name == "window":
-        return HeadDrafter(random_head(target), window=4)
+        return head_drafter(random_head(target), window=4)
     if name == "own model":
         return ModelDrafter(make_target("llama"), depth=3)
     return ModelDrafter(small_model(), depth=3)
@@ -183,8 +192,8 @@ def test_bad_lookup_settings_are_refused(arguments: dict[str, int]) -> None:
 def test_a_chain_is_the_first_path_of_the_tree() -> None:
     target = make_target("qwen3")
     prompt = make_prompts(2)[1]
-    chains = proposals(target, HeadDrafter(random_head(target), chain=True), prompt, 8)
-    trees = proposals(target, HeadDrafter(random_head(target)), prompt, 8)
+    chains = proposals(target, head_drafter(random_head(target), chain=True), prompt, 8)
+    trees = proposals(target, head_drafter(random_head(target)), prompt, 8)
     assert chains
     for chain, tree in zip(chains, trees, strict=False):
         assert chain.parents.tolist() == list(range(-1, len(chain.parents) - 1))
@@ -199,20 +208,20 @@ def test_a_window_hides_what_lies_before_it(make_head) -> None:
     """A window as long as the text changes nothing; a short one does, and what was written before it is not read."""
     target = make_target("llama")
     prompt = make_prompts(4)[3]
-    full = proposals(target, HeadDrafter(make_head(target)), prompt, 4)
-    wide = proposals(target, HeadDrafter(make_head(target), window=1000), prompt, 4)
-    short = proposals(target, HeadDrafter(make_head(target), window=3), prompt, 4)
+    full = proposals(target, head_drafter(make_head(target)), prompt, 4)
+    wide = proposals(target, head_drafter(make_head(target), window=1000), prompt, 4)
+    short = proposals(target, head_drafter(make_head(target), window=3), prompt, 4)
     assert all(torch.equal(a.log_probs, b.log_probs) for a, b in zip(full, wide, strict=True))
     assert not torch.equal(full[0].log_probs, short[0].log_probs)
     # The head sees the last three committed tokens only: what was written for the others does not matter.
-    drafter = HeadDrafter(make_head(target), window=3)
+    drafter = head_drafter(make_head(target), window=3)
     inner = drafter.propose
 
     def disturbed(sequences: list[Sequence], budgets: list[int]) -> Forest:
-        if isinstance(drafter.context, ParallelContext):
-            drafter.context.write_pending()
+        if isinstance(drafter, ParallelDrafter):
+            drafter.write_pending()
         slots = sequences[0].table.slots(0, sequences[0].num_cached - 3)
-        for pool in drafter.context.cache.keys + drafter.context.cache.values:
+        for pool in drafter.cache.keys + drafter.cache.values:
             pool[slots] = 1e3
         return inner(sequences, budgets)
 
@@ -228,10 +237,10 @@ def test_context_written_late_is_the_same_context() -> None:
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
     def drafts(at_once: bool) -> list[Forest]:
-        drafter = HeadDrafter(random_head(target))
+        drafter = head_drafter(random_head(target))
         if at_once:
             collect = drafter.extend
-            drafter.extend = lambda rows: (collect(rows), drafter.context.write_pending())  # type: ignore[method-assign, assignment]
+            drafter.extend = lambda rows: (collect(rows), drafter.write_pending())  # type: ignore[method-assign, assignment]
         spy = Spy(drafter)
         engine = Engine(target, spy, tree_budget=1, num_blocks=14, kv_block_size=4, enable_prefix_caching=False)
         # Plain rounds first: their rows wait. The small pool hands their blocks to the next request.
@@ -301,7 +310,9 @@ def test_other_vocabularies_are_refused() -> None:
         Engine(target, ModelDrafter(other), **POOL)
 
 
-@pytest.mark.parametrize("make", [lambda: ModelDrafter(small_model(), depth=0), lambda: HeadDrafter(None, window=0)])
+@pytest.mark.parametrize(
+    "make", [lambda: ModelDrafter(small_model(), depth=0), lambda: ParallelDrafter(None, window=0)]
+)
 def test_bad_depth_and_window_are_refused(make) -> None:
     with pytest.raises(JetSpecError, match=r"depth|window"):
         make()
@@ -310,7 +321,7 @@ def test_bad_depth_and_window_are_refused(make) -> None:
 def test_a_conditioned_head_drafts_in_half_precision() -> None:
     target = make_target("llama")
     half = Target.from_model(TINY_MODELS["llama"](seed=0).to(torch.bfloat16), name="half")
-    drafter = HeadDrafter(conditioned_head(target).to(torch.bfloat16))
+    drafter = head_drafter(conditioned_head(target).to(torch.bfloat16))
     forests = proposals(half, drafter, [1, 2, 3, 4], 12)
     assert any(len(forest.tokens) > 1 for forest in forests)
 

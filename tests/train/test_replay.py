@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jetspec import engine
-from jetspec.engine import Committed, Drafter, Engine, HeadDrafter, NgramDrafter, Observer, RoundRecord
+from jetspec.engine import Committed, Drafter, Engine, NgramDrafter, Observer, RoundRecord, head_drafter
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
@@ -40,9 +40,9 @@ def make(kind: str, target: Target) -> Drafter:
     if kind == "ngram":
         return NgramDrafter(min_ngram=1)
     if kind == "autoregressive":
-        return HeadDrafter(head(target, kind="autoregressive"))
+        return head_drafter(head(target, kind="autoregressive"))
     settings = {"transition_size": 8} if kind == "transition" else {"causal": kind != "bidirectional"}
-    return HeadDrafter(head(target, mask_token_id=120, **settings), chain=kind == "chain")
+    return head_drafter(head(target, mask_token_id=120, **settings), chain=kind == "chain")
 
 
 class Recorder(Observer):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import torch
 
 from jetspec.attention import KVCache, RowBatch
-from jetspec.engine.drafters.base import CommittedRows, Drafter
-from jetspec.engine.drafters.temperature import tempered
+from jetspec.engine.drafters.base import CommittedRows, Drafter, tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.models.onednn_linear import pack_linears
-from jetspec.models.target import Target
+from jetspec.models.target import Target, check_vocabularies
 from jetspec.tree import Forest, forest_of, top_candidates
+from jetspec.tree.spine import Spine
 
 
 class ModelDrafter(Drafter):
@@ -41,6 +42,8 @@ class ModelDrafter(Drafter):
         self._vocab_size: int
 
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
+        """Check that both models share a vocabulary, and make room for the small one's K/V."""
+        super().prepare(target, num_blocks, block_size)
         check_vocabularies(self.model, target)
         # Either may have padded its vocabulary.
         self._vocab_size = min(self.model.vocab_size, target.num_embeddings)
@@ -48,6 +51,7 @@ class ModelDrafter(Drafter):
         self._cache = self.model.new_cache(num_blocks, block_size)
 
     def extend(self, rows: CommittedRows) -> None:
+        """Run the small model over newly committed tokens."""
         # A model of a shorter context than the target's drafts within its own.
         spans = [(s, start, min(stop, self.model.max_context)) for s, start, stop in rows.spans]
         spans = [span for span in spans if span[1] < span[2]]
@@ -55,13 +59,16 @@ class ModelDrafter(Drafter):
             self._forward(spans, torch.empty(0, dtype=torch.int64))
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
-        paths = [_Path(s.anchor) for s in sequences]
+        """The small model's greedy path and the runners-up at each of its steps."""
+        paths = [Spine(s.anchor) for s in sequences]
         room = [
             min(self.depth, budget - 1, s.max_depth, self.model.max_context - s.num_cached)
             for s, budget in zip(sequences, budgets, strict=True)
         ]
         for step in range(max(room, default=0)):
             growing = [i for i, depth in enumerate(room) if depth > step]
+            if not growing:
+                break
             spans = [
                 (sequences[i], sequences[i].num_cached + step, sequences[i].num_cached + step + 1) for i in growing
             ]
@@ -69,7 +76,11 @@ class ModelDrafter(Drafter):
             logits = tempered(logits[:, : self._vocab_size].float(), [sequences[i] for i in growing])
             log_probs, ids = top_candidates(logits, min(max(budgets), logits.shape[-1]))
             for i, row_log_probs, row_ids in zip(growing, log_probs.tolist(), ids.tolist(), strict=True):
-                paths[i].grow(row_log_probs, row_ids)
+                if math.isfinite(row_log_probs[0]):
+                    paths[i].grow(row_log_probs, row_ids)
+                else:
+                    room[i] = 0
+                    self.warn_not_finite(f"draft model {self.model.name}")
         return forest_of([path.best(budget) for path, budget in zip(paths, budgets, strict=True)])
 
     def _forward(
@@ -80,49 +91,3 @@ class ModelDrafter(Drafter):
             tokens = [sequence.token_ids[start:stop] for sequence, start, stop in spans]
         batch = RowBatch.chains(tokens, [sequence.table.slots(0, stop) for sequence, _, stop in spans])
         return self.model.forward(batch, self._cache, logits_rows).logits
-
-
-class _Path:
-    """A tree with one spine: the nodes along it and their siblings."""
-
-    def __init__(self, anchor: int) -> None:
-        self.spine = [anchor]
-        self.levels: list[tuple[list[float], list[int]]] = []
-        self._log_prob = 0.0
-
-    def grow(self, log_probs: list[float], ids: list[int]) -> None:
-        """Add the children of the spine's end, most probable first; the first one continues the spine."""
-        self.levels.append(([self._log_prob + min(p, 0.0) for p in log_probs], ids))
-        self._log_prob += min(log_probs[0], 0.0)
-        self.spine.append(ids[0])
-
-    def best(self, budget: int) -> tuple[list[int], list[int], list[float]]:
-        """The `budget` most probable nodes: tokens, parents, path log probabilities."""
-        nodes = [(d, rank) for d, (log_probs, _) in enumerate(self.levels) for rank in range(len(log_probs))]
-        # Stable: of equal nodes the shallower one stays, so a node's parent is always kept.
-        kept = sorted(sorted(nodes, key=lambda n: -self.levels[n[0]][0][n[1]])[: budget - 1])
-        first_of_depth = {d: index for index, (d, rank) in enumerate(kept, 1) if rank == 0}
-        first_of_depth[-1] = 0
-        tokens = [self.spine[0]] + [self.levels[d][1][rank] for d, rank in kept]
-        parents = [-1] + [first_of_depth[d - 1] for d, _ in kept]
-        return tokens, parents, [0.0] + [self.levels[d][0][rank] for d, rank in kept]
-
-
-def check_vocabularies(model: Target, target: Target) -> None:
-    """Raise JetSpecError unless a token id means the same to both models."""
-    if model.device != target.device:
-        raise JetSpecError(f"draft model is on {model.device}, the target on {target.device}: load both on one device")
-    if model.num_embeddings < target.vocab_size and model.tokenizer is None:
-        raise JetSpecError(
-            f"draft model {model.name} knows {model.num_embeddings} tokens, the target {target.vocab_size}: "
-            "use a model with the target's vocabulary"
-        )
-    if model.tokenizer is None or target.tokenizer is None:
-        return
-    ours, theirs = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-    differing = next((token for token, index in theirs.items() if ours.get(token) != index), None)
-    if differing is not None:
-        raise JetSpecError(
-            f"draft model {model.name} and target {target.name} have different vocabularies "
-            f"({differing!r} is {ours.get(differing)} and {theirs[differing]}): use a model with the target's tokenizer"
-        )

@@ -8,10 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from jetspec.engine.drafters.base import Drafter
+from jetspec.engine.drafters.autoregressive import AutoregressiveDrafter
+from jetspec.engine.drafters.base import Drafter, HeadDrafter
 from jetspec.engine.drafters.draft_model import ModelDrafter
-from jetspec.engine.drafters.head import HeadDrafter
 from jetspec.engine.drafters.ngram import NgramDrafter
+from jetspec.engine.drafters.parallel import ParallelDrafter
 from jetspec.errors import JetSpecError, is_positive_integer
 from jetspec.head import DraftHead, load_head, shipped_heads
 from jetspec.models.loading import ALIASES, load_target
@@ -24,6 +25,11 @@ AUTO = "auto"
 #: "tree" and "chain" take a draft head, "model" a small language model, "ngram" (prompt lookup) nothing.
 DRAFT_METHODS = ("tree", "chain", "model", "ngram")
 HEAD_METHODS = ("tree", "chain")
+#: The drafter of each kind of head.
+HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {
+    "parallel": ParallelDrafter,
+    "autoregressive": AutoregressiveDrafter,
+}
 
 
 class PublishedHead(NamedTuple):
@@ -32,6 +38,11 @@ class PublishedHead(NamedTuple):
     head: str
     causal: bool
     source: str
+
+
+def head_drafter(head: DraftHead, *, chain: bool = False, window: int | None = None) -> HeadDrafter:
+    """The drafter for a head's kind; see `HeadDrafter` for the arguments and errors."""
+    return HEAD_DRAFTERS[head.config.kind](head, chain=chain, window=window)
 
 
 def load_drafter(
@@ -78,7 +89,7 @@ def load_drafter(
         raise JetSpecError(f"draft=None: draft_method={method!r}, head_window={head_window} needs a draft head")
     if not isinstance(draft, DraftHead):
         draft = load_head(draft, device=target.device, dtype=target.dtype, causal=head_causal)
-    return HeadDrafter(draft, chain=method == "chain", window=head_window)
+    return head_drafter(draft, chain=method == "chain", window=head_window)
 
 
 def published_heads() -> dict[str, PublishedHead]:
@@ -145,7 +156,7 @@ def _auto_drafter(target: Target, method: str, head_window: int | None, head_cau
             head = load_head(name, device=target.device, dtype=target.dtype, causal=head_causal)
             head.config.validate_for(target)
             logger.info("draft: the head %r, %s", name, origin)
-            return HeadDrafter(head, chain=chain, window=head_window)
+            return head_drafter(head, chain=chain, window=head_window)
         except JetSpecError as error:
             reason = f"the head {name!r}, {origin}, cannot be used: {' '.join(str(error).split())}"
     logger.warning("draft: prompt lookup, because %s", reason)

@@ -1,16 +1,16 @@
-"""What a parallel head keeps of committed tokens, and the children it gives to draft nodes."""
+"""Drafting with a parallel head: one head forward gives the children of all depths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
-from jetspec.engine.drafters.base import CommittedRows
-from jetspec.engine.drafters.paths import PathChildren
-from jetspec.engine.drafters.temperature import temperatures, tempered
+from jetspec.engine.drafters.base import CommittedRows, HeadDrafter, temperatures
 from jetspec.engine.sequence import Sequence
 from jetspec.head import ParallelHead
+from jetspec.head.transition import TransitionChildren
 from jetspec.models.target import Target
 from jetspec.tree import Expand, shared_children, top_candidates
 
@@ -18,59 +18,56 @@ from jetspec.tree import Expand, shared_children, top_candidates
 MAX_PENDING_ROWS = 512
 
 
-class ParallelContext:
-    """The fused context of committed tokens; one head forward gives the children of all depths."""
+class ParallelDrafter(HeadDrafter):
+    """Keeps the fused context of committed tokens and drafts a block of mask tokens behind it.
 
-    by_level = False
+    See `HeadDrafter` for the arguments.
+    """
 
-    def __init__(
-        self, head: ParallelHead, target: Target, num_blocks: int, block_size: int, window: int | None
-    ) -> None:
-        self.head, self.target, self.window = head, target, window
-        self.cache = head.new_cache(num_blocks, block_size)
-        if head.transition is not None and target.device.type == "cpu":
-            head.transition.float()  # recurrent layers in half types are several times slower there
+    head: ParallelHead
+
+    def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
+        """As every head, with a transition in float32 on a CPU, where recurrent layers are slow in half types."""
+        super().prepare(target, num_blocks, block_size)
+        if self.head.transition is not None and target.device.type == "cpu":
+            self.head.transition.float()
         self._pending: list[CommittedRows] = []
 
     def extend(self, rows: CommittedRows) -> None:
-        # While nothing is drafted rows are collected: one large forward costs less than one a round.
+        """Collect rows while nothing is drafted: one large forward costs less than one a round."""
         self._pending.append(rows)
         if sum(len(pending.slots) for pending in self._pending) >= MAX_PENDING_ROWS:
             self.write_pending()
 
     def write_pending(self) -> None:
+        """Write the context of the collected rows."""
         if not self._pending:
             return
-        aux_hidden_states = torch.cat(
-            [rows.aux_hidden_states for rows in self._pending if rows.aux_hidden_states is not None]
-        )
+        states = torch.cat([rows.aux_hidden_states for rows in self._pending if rows.aux_hidden_states is not None])
         positions = torch.cat([rows.positions for rows in self._pending])
         slots = torch.cat([rows.slots for rows in self._pending])
         self._pending.clear()
         newest = last_of_each(slots)
-        self.head.extend(aux_hidden_states[newest], positions[newest], slots[newest], self.cache)
+        self.head.extend(states[newest], positions[newest], slots[newest], self.cache)
 
-    def children(self, anchors: torch.Tensor, sequences: Seq[Sequence], limit: int) -> Expand:
+    def children(self, anchors: Tensor, sequences: Seq[Sequence], limit: int) -> Expand:
+        """One list of candidates a depth, or with a transition a list for every node."""
         self.write_pending()
         config, target = self.head.config, self.target
         block = torch.full((len(sequences), config.block_size), self.head.mask_token_id, device=target.device)
         block[:, 0] = anchors
         starts = torch.tensor([s.num_cached for s in sequences], device=target.device)
         positions = starts[:, None] + torch.arange(config.block_size, device=target.device)
-        slots = [s.table.slots(self._first_seen(s), s.num_cached).to(target.device) for s in sequences]
+        slots = [s.table.slots(self.first_seen(s.num_cached), s.num_cached).to(target.device) for s in sequences]
         hidden = self.head.forward_blocks(target.embed(block), positions, slots, self.cache)
-        hidden = hidden[:, :-1] if config.shifted else hidden[:, 1:]
-        logits = tempered(target.lm_head(hidden).float(), sequences)
-        if self.head.transition is not None:
-            scale = 1 / temperatures(sequences).to(target.device)
-            return PathChildren(self.head.transition, target, logits, scale, limit)
-        return shared_children(*top_candidates(logits, limit))
-
-    def _first_seen(self, sequence: Sequence) -> int:
-        return 0 if self.window is None else max(0, sequence.num_cached - self.window)
+        logits = self.logits(hidden[:, :-1] if config.shifted else hidden[:, 1:], sequences)
+        if self.head.transition is None:
+            return shared_children(*top_candidates(logits, limit))
+        scale = 1 / temperatures(sequences).to(target.device)
+        return TransitionChildren(self.head.transition, target, logits, scale, limit)
 
 
-def last_of_each(values: torch.Tensor) -> torch.Tensor:
+def last_of_each(values: Tensor) -> Tensor:
     """Indices of the last occurrence of every distinct one of values [n] int64, in ascending order."""
     order = values.argsort(stable=True)
     ordered = values[order]

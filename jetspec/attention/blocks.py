@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 import torch
@@ -11,13 +11,28 @@ import torch
 #: What a full block holds: the id of the block content before it (0 at the start) and its own tokens.
 Content = tuple[int, tuple[int, ...]]
 
+#: Tokens of a K/V block where nothing else is asked for.
+DEFAULT_KV_BLOCK_SIZE = 16
+
+
+def blocks_needed(lengths: Iterable[int], max_num_seqs: int, rows: int = 1) -> int:
+    """Blocks of the default size that hold a known set of requests; an engine sized by the machine takes far more.
+
+    Args:
+        lengths: tokens of each request, prompt and answer.
+        max_num_seqs: requests that run at the same time; the longest ones are assumed to meet.
+        rows: new rows of each in a forward.
+    """
+    longest = sorted(lengths, reverse=True)[:max_num_seqs]
+    return sum(-(-(length + rows) // DEFAULT_KV_BLOCK_SIZE) + 1 for length in longest)
+
 
 class BlockManager:
     """Hands out block ids `0 .. num_blocks - 1`, each standing for `block_size` consecutive cache slots.
 
-    A full block whose K/V are final can be published. A published block is found again by its content, that is its
-    tokens and all before them, and shared between sequences; it keeps its content after it is freed, until it is
-    handed out anew, the longest unused first.
+    A full block whose K/V are final can be cached. A cached block is found again by its content, that is its tokens
+    and all before them, and is shared between sequences. It keeps its content after it is freed, until it is handed
+    out anew; the block that was unused for longest goes first.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -27,11 +42,17 @@ class BlockManager:
         self._users = [0] * num_blocks
         # A content's id is never used twice, so content behind a block that is gone cannot be mistaken for another.
         self._content_ids = count(1)
-        self._published: dict[Content, tuple[int, int]] = {}  # content -> (block, content id)
+        self._cached: dict[Content, tuple[int, int]] = {}  # content -> (block, content id)
         self._content_of: dict[int, Content] = {}
 
     @property
+    def num_slots(self) -> int:
+        """Tokens that all blocks hold together."""
+        return self.num_blocks * self.block_size
+
+    @property
     def num_free(self) -> int:
+        """Blocks that nobody uses."""
         return len(self._free)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -47,7 +68,7 @@ class BlockManager:
             self._users[block] = 1
             content = self._content_of.pop(block, None)
             if content is not None:
-                del self._published[content]
+                del self._cached[content]
         return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -59,19 +80,19 @@ class BlockManager:
                 if block not in self._content_of:
                     self._free.move_to_end(block, last=False)
 
-    def publish(self, block: int, content: Content) -> int:
+    def cache_full_block(self, block: int, content: Content) -> int:
         """Make a full, final block findable; returns the id of its content, which may be in another block already."""
-        found = self._published.get(content)
+        found = self._cached.get(content)
         if found is not None:
             return found[1]
         content_id = next(self._content_ids)
-        self._published[content] = (block, content_id)
+        self._cached[content] = (block, content_id)
         self._content_of[block] = content
         return content_id
 
-    def take(self, content: Content) -> tuple[int, int] | None:
+    def match(self, content: Content) -> tuple[int, int] | None:
         """Use the block with this content: (block, content id), or None if there is none."""
-        found = self._published.get(content)
+        found = self._cached.get(content)
         if found is not None:
             self._users[found[0]] += 1
             self._free.pop(found[0], None)
@@ -84,7 +105,7 @@ class BlockTable:
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager
         self.blocks: list[int] = []
-        self._content_ids: list[int] = []  # of the leading blocks that are published
+        self._content_ids: list[int] = []  # of the leading blocks that are cached
         self._slots: torch.Tensor | None = None
 
     @property
@@ -113,10 +134,10 @@ class BlockTable:
             self._slots = None
 
     def match_prefix(self, token_ids: Sequence[int]) -> int:
-        """Start an empty table with the published blocks of the longest prefix of `token_ids`; returns its length."""
+        """Start an empty table with the cached blocks of the longest prefix of `token_ids`; returns its length."""
         size = self._manager.block_size
         for start in range(0, len(token_ids) - size + 1, size):
-            found = self._manager.take(self._content(token_ids, start))
+            found = self._manager.match(self._content(token_ids, start))
             if found is None:
                 break
             self.blocks.append(found[0])
@@ -124,11 +145,11 @@ class BlockTable:
         self._slots = None
         return self.capacity
 
-    def publish(self, token_ids: Sequence[int], num_final: int) -> None:
-        """Publish the blocks that `num_final` tokens with final K/V fill."""
+    def cache_full_blocks(self, token_ids: Sequence[int], num_final: int) -> None:
+        """Make the blocks that `num_final` tokens with final K/V fill findable by other sequences."""
         size = self._manager.block_size
         for start in range(len(self._content_ids) * size, num_final - size + 1, size):
-            content_id = self._manager.publish(self.blocks[start // size], self._content(token_ids, start))
+            content_id = self._manager.cache_full_block(self.blocks[start // size], self._content(token_ids, start))
             self._content_ids.append(content_id)
 
     def _content(self, token_ids: Sequence[int], start: int) -> Content:
