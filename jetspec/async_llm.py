@@ -121,7 +121,7 @@ class AsyncLLM:
     def __init__(
         self,
         model: str | Path | Target,
-        draft: str | Path | DraftHead | Target | Drafter | None = None,
+        draft: str | Path | DraftHead | Target | Drafter | None = "auto",
         **settings: Any,
     ) -> None:
         self.llm = LLM(model, draft, **settings)

@@ -32,15 +32,18 @@ OnToken = Callable[[int, list[int], str], None]
 
 
 class LLM:
-    """A target with an optional draft head.
+    """A target and what drafts for it.
 
     Args:
         model: hub id, directory, `.gguf` file, alias (`smollm2-135m`), or a loaded `Target`.
-        draft: draft head or small model: hub id, directory, alias of a shipped head, or a loaded `DraftHead`, `Target`
-            or `Drafter`; None decodes plainly.
+        draft: "auto" takes the head shipped for the target, else one published for it on the hub, else prompt lookup,
+            and logs one line that says which. Or a draft head or small model: hub id, directory, alias of a shipped
+            head, or a loaded `DraftHead`, `Target` or `Drafter`. None decodes plainly.
         draft_method: what is made of it: "tree" or "chain" (the most probable path only) of a draft head, "model"
             of a small language model with the target's vocabulary, "ngram" for prompt lookup, which takes no `draft`.
         head_window: committed tokens a draft head looks back on; None: all. Bounds the time of a draft in long texts.
+        head_causal: whether the blocks of a draft head are causal (JetSpec) or bidirectional (DFlash), for a head whose
+            configuration does not say.
         tree_budget: rows of a verify forward per sequence, root included; "auto" chooses them for speed, down to plain
             decoding.
         device: "auto" (CUDA where present, else CPU) or a torch device.
@@ -65,10 +68,11 @@ class LLM:
     def __init__(
         self,
         model: str | Path | Target,
-        draft: str | Path | DraftHead | Target | Drafter | None = None,
+        draft: str | Path | DraftHead | Target | Drafter | None = "auto",
         *,
         draft_method: str = "tree",
         head_window: int | None = None,
+        head_causal: bool | None = None,
         tree_budget: int | Literal["auto"] | Budget = "auto",
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
@@ -80,7 +84,7 @@ class LLM:
         target = _target(model, device, dtype)
         self.engine = Engine(
             target,
-            load_drafter(draft, target, method=draft_method, head_window=head_window),
+            load_drafter(draft, target, method=draft_method, head_window=head_window, head_causal=head_causal),
             tree_budget=tree_budget,
             batch_invariant=batch_invariant,
             seed=seed,

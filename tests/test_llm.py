@@ -114,7 +114,7 @@ def test_unseeded_requests_differ_but_a_run_repeats() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=10)
 
     def answers() -> list[list[int]]:
-        outputs = LLM(tiny_target(text=True), num_blocks=64).generate(["abc"] * 2, params)
+        outputs = LLM(tiny_target(text=True), None, num_blocks=64).generate(["abc"] * 2, params)
         return [o.outputs[0].token_ids for o in outputs]
 
     first = answers()

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+#: Files that belong to a published head beside its configuration and weights: the model card, its figures, the licence.
+CARD_FILES = ("README.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg")
 
 
 def shipped_heads() -> dict[str, Path]:
@@ -59,7 +61,7 @@ def load_head(
         JetSpecError: nothing is found, the config is not valid or contradicts `causal`, or tensors are missing, unknown
             or misshapen.
     """
-    folder = _locate(name_or_path)
+    folder = head_directory(name_or_path)
     data = _read_json(folder / CONFIG)
     config = HeadConfig.from_dict(data, causal=causal)
     if config.kind == "parallel" and causal is None and causal_flag(data) is None:
@@ -114,7 +116,16 @@ def save_head(head: DraftHead, directory: str | os.PathLike[str], *, dtype: torc
     write_atomically(folder / CONFIG, text.encode())
 
 
-def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+def head_directory(name_or_path: str | os.PathLike[str], *, with_card: bool = False) -> Path:
+    """The directory of a head, by alias of a shipped head, directory, or hub repository id, which is fetched.
+
+    Args:
+        name_or_path: the head.
+        with_card: fetch `CARD_FILES` from the hub too.
+
+    Raises:
+        JetSpecError: no head is found under that name.
+    """
     name = os.fspath(name_or_path)
     shipped = shipped_heads()
     if name in shipped:
@@ -122,7 +133,8 @@ def _locate(name_or_path: str | os.PathLike[str]) -> Path:
     if os.path.isdir(name):
         return Path(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, "*.safetensors", "*.safetensors.index.json"]))
+        patterns = [CONFIG, "*.safetensors", "*.safetensors.index.json", *(CARD_FILES if with_card else ())]
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         aliases = ", ".join(shipped) or "none"
         raise JetSpecError(

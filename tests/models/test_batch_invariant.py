@@ -297,7 +297,7 @@ def test_other_engines_on_the_same_target_stay_as_they_are() -> None:
 def test_front_door() -> None:
     target = tiny_target(text=True)
     params = SamplingParams(temperature=0, max_tokens=5)
-    llm = LLM(target, batch_invariant=True, num_blocks=16)
+    llm = LLM(target, None, batch_invariant=True, num_blocks=16)
     assert llm.target.tile_sizes
-    assert not LLM(target, num_blocks=16).target.tile_sizes
+    assert not LLM(target, None, num_blocks=16).target.tile_sizes
     assert len(llm.generate("What", params)[0].outputs[0].token_ids) == 5

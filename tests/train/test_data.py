@@ -84,7 +84,7 @@ def test_regenerated_turns_are_what_the_target_says_in_a_chat(
     path = write(tmp_path / "p.jsonl", talk("hello", "?", "and", "?", "so", "?"), {"prompt": "one", "response": "?"})
     config = make_config(prompts=path, eval_prompts=0, regenerate=True, max_tokens=30)
     prompts, _ = gather(target, config)
-    llm, params = LLM(target), SamplingParams(temperature=0, max_tokens=30)
+    llm, params = LLM(target, None), SamplingParams(temperature=0, max_tokens=30)
     messages: list[dict] = []
     for prompt, text in zip(prompts, ("hello", "and", "so"), strict=False):
         messages.append({"role": "user", "content": text})

@@ -58,7 +58,7 @@ def encode(target: Target, text: str) -> tuple[int, ...]:
 
 
 def served(target: Target, messages: list[dict]) -> tuple[int, ...]:
-    return tuple(LLM(target).prepare_chat([messages])[0].prompt_token_ids)
+    return tuple(LLM(target, None).prepare_chat([messages])[0].prompt_token_ids)
 
 
 def test_every_assistant_turn_is_an_example_as_served(target: Target) -> None:
