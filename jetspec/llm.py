@@ -13,13 +13,14 @@ from typing import Any, Literal
 import torch
 from jinja2 import TemplateError
 
+from jetspec.dispatcher import Dispatcher, Request, raise_failures
 from jetspec.engine import Budget, Drafter, Engine, Observer, load_drafter
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.models.loading import load_target, resolve_dtype
 from jetspec.models.target import Target, encode_text
 from jetspec.prompts import PromptInput, is_conversation
-from jetspec.requests import Dispatcher, Request, RequestOutput, StreamOutput, raise_failures
+from jetspec.outputs import RequestOutput, StreamOutput
 from jetspec.sampling import SamplingParams
 
 Prompt = str | list[int]

@@ -9,7 +9,7 @@ import pytest
 from jetspec import LLM, JetSpecError, SamplingParams, StructuredOutputsParams
 from jetspec.errors import RequestError
 from jetspec.head import head_for_target
-from jetspec.requests import StreamOutput
+from jetspec.outputs import StreamOutput
 from tests.helpers.tiny import tiny_target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
