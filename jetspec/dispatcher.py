@@ -69,36 +69,46 @@ def raise_failures(requests: list[Request]) -> None:
         raise RequestError(f"prompt {index}: {reason}{others}", [r.output() for r in requests]) from first
 
 
-class Dispatcher:
-    """Runs requests on one engine and hands every piece to whoever asked for it, whoever calls `step`.
+@dataclass
+class _Receiver:
+    """Who gets the pieces of one answer, and how much of it has been handed over."""
 
-    Threads take turns. Logits processors and observers, which run within a round, can only `cancel`.
+    request: Request
+    index: int
+    sequence: Sequence
+    receive: Callable[[StreamOutput], None]
+    num_tokens: int = 0
+    num_characters: int = 0
+
+
+class Dispatcher:
+    """Runs requests on one engine and hands every piece to its receiver, whichever thread calls `step`.
+
+    Threads take turns. Logits processors and observers, which run within a turn, can only `cancel`.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._receivers: dict[str, tuple[Request, int, Callable[[StreamOutput], None]]] = {}
+        self._receivers: dict[str, _Receiver] = {}
         self._cancelled: deque[Request] = deque()
-        self._lock = threading.Lock()
-        self._holder: int | None = None
-
-    @property
-    def _is_mine(self) -> bool:
-        return self._holder == threading.get_ident()
+        # Reentrant, because the garbage collector may close a stream, and so call `cancel`, at any instruction of the
+        # thread that holds the lock.
+        self._lock = threading.RLock()
+        #: Whether the thread that holds the lock is within a turn. Only that thread reads or writes it.
+        self._in_turn = False
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """While the context is open the engine is this thread's; then what was cancelled ends."""
-        if self._is_mine:
-            raise JetSpecError("an LLM cannot be called from its own logits processors and observers")
+        """Give this thread the engine while the context is open; then end what was cancelled in the meantime."""
         with self._lock:
-            self._holder = threading.get_ident()
+            if self._in_turn:
+                raise JetSpecError("an LLM cannot be called from its own logits processors and observers")
+            self._in_turn = True
             try:
                 yield
             finally:
-                while self._cancelled:
-                    self._end(self._cancelled.popleft())
-                self._holder = None
+                self._finish_turn()
+        self._take_up_cancelled()
 
     def start(self, request: Request, receive: Callable[[StreamOutput], None]) -> None:
         """Queue a request; `receive` is called with each piece of its answers.
@@ -117,48 +127,73 @@ class Dispatcher:
                     self.engine.cancel(sequence.request_id)
                 raise
             request.answers = added
-            self._receivers |= {s.request_id: (request, index, receive) for index, s in enumerate(added)}
+            self._receivers |= {s.request_id: _Receiver(request, i, s, receive) for i, s in enumerate(added)}
 
     def step(self) -> None:
         """Run one round of the engine."""
         with self._turn():
-            for out in self.engine.step():
-                self._hand_over(out.sequence, out.new_token_ids, out.new_text)
+            try:
+                for out in self.engine.step():
+                    receiver = self._receivers.get(out.sequence.request_id)
+                    if receiver is not None:  # else it was added to the engine directly
+                        self._hand_over(receiver)
+            finally:
+                # What ended without an output: in a round that failed, or cancelled on the engine directly.
+                for receiver in [r for r in self._receivers.values() if r.sequence.finished]:
+                    self._end(receiver)
 
     def cancel(self, request: Request) -> None:
         """End what still runs of a request, with a last piece whose finish reason is "abort".
 
-        Within a round, as where the garbage collector closes a stream, it ends after the round.
+        It ends at once or, where a round is running, after that round. This method never waits, so it may be called
+        from anywhere.
         """
         self._cancelled.append(request)
-        if not self._is_mine:
-            with self._turn():
-                pass
+        self._take_up_cancelled()
 
-    def _end(self, request: Request) -> None:
-        for sequence in request.answers:
-            receiver = self._receivers.get(sequence.request_id)
-            if receiver is not None and receiver[0] is request:
-                self.engine.cancel(sequence.request_id)
-                self._hand_over(sequence, [], sequence.take_text())
+    def _take_up_cancelled(self) -> None:
+        """End cancelled requests unless a turn is going on, whose thread does so once the turn is over."""
+        # The loop, since a request may be queued while another thread is about to release the lock.
+        while self._cancelled and self._lock.acquire(blocking=False):
+            try:
+                if self._in_turn:
+                    return
+                self._in_turn = True
+                self._finish_turn()
+            finally:
+                self._lock.release()
 
-    def _hand_over(self, sequence: Sequence, token_ids: list[int], text: str) -> None:
-        if sequence.request_id not in self._receivers:
-            return  # added to the engine by other hands
-        request, index, receive = self._receivers[sequence.request_id]
+    def _finish_turn(self) -> None:
+        """End what was cancelled since the turn began, and the turn itself."""
+        try:
+            while self._cancelled:
+                request = self._cancelled.popleft()
+                for receiver in [r for r in self._receivers.values() if r.request is request]:
+                    self._end(receiver)
+        finally:
+            self._in_turn = False
+
+    def _end(self, receiver: _Receiver) -> None:
+        self.engine.cancel(receiver.sequence.request_id)
+        self._hand_over(receiver)
+
+    def _hand_over(self, receiver: _Receiver) -> None:
+        """Give the receiver what its answer has gained since the last piece."""
+        sequence, start, stop = receiver.sequence, receiver.num_tokens, receiver.sequence.num_output
+        text = sequence.text[receiver.num_characters :]
+        receiver.num_tokens, receiver.num_characters = stop, len(sequence.text)
         if sequence.finished:
             del self._receivers[sequence.request_id]
-        stop = sequence.num_output
-        receive(
+        receiver.receive(
             StreamOutput(
-                request_id=request.request_id,
-                prompt_index=request.index,
-                answer_index=index,
+                request_id=receiver.request.request_id,
+                prompt_index=receiver.request.index,
+                answer_index=receiver.index,
                 text=text,
-                token_ids=token_ids,
+                token_ids=sequence.output_ids[start:stop],
                 finish_reason=sequence.finish_reason,
                 stop_reason=sequence.stop_reason,
-                logprobs=None if sequence.params.logprobs is None else sequence.logprobs[stop - len(token_ids) : stop],
+                logprobs=None if sequence.params.logprobs is None else sequence.logprobs[start:stop],
             )
         )
 

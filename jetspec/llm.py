@@ -252,11 +252,16 @@ class LLM:
         try:
             for request in requests:
                 self.dispatcher.start(request, pieces.append)
-            while pieces or not all(r.finished for r in requests):
+            # The pieces alone say when all answers have ended: another thread's round may have ended an answer without
+            # having handed its last piece over yet.
+            unfinished = sum(request.params.n for request in requests)
+            while unfinished:
                 if not pieces:
                     self.dispatcher.step()
                 while pieces:
-                    yield pieces.popleft()
+                    piece = pieces.popleft()
+                    unfinished -= piece.finish_reason is not None
+                    yield piece
         finally:
             # An error, an interrupt or a reader who leaves must not leave requests behind that hold cache blocks.
             for request in requests:
