@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jetspec import LLM, SamplingParams
-from jetspec.engine import Budget, NgramDrafter, head_drafter
+from jetspec.engine import Allocation, Budget, NgramDrafter, head_drafter
 from jetspec.errors import JetSpecError, RequestError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
@@ -185,8 +185,8 @@ class Ones(Budget):
     def __init__(self, rows: list) -> None:
         self.result = rows
 
-    def rows(self, sequences) -> list:
-        return self.result
+    def allocate(self, sequences) -> Allocation:
+        return Allocation(sequences, self.result)
 
 
 def small_head(target: Target) -> DraftHead:
@@ -240,7 +240,7 @@ def test_a_drafter_belongs_to_one_engine(llm: LLM, make) -> None:
 @pytest.mark.parametrize("rows", [[], [4, 4], [0], [-1], [2.5], [True]])
 def test_budgets_that_give_no_rows_are_refused(llm: LLM, rows: list) -> None:
     own = LLM(llm.target, small_head(llm.target), tree_budget=Ones(rows), num_blocks=20)
-    with pytest.raises(JetSpecError, match=r"tree_budget: Ones\.rows returned"):
+    with pytest.raises(JetSpecError, match=r"tree_budget: Ones\.allocate gave"):
         own.generate("abc", GREEDY)
     assert own.engine.blocks.num_free == 20
 
