@@ -10,8 +10,6 @@ from itertools import groupby
 from typing import Any
 
 _REPLACEMENT = "\ufffd"
-#: Bytes of a character that may wait for the rest of it.
-_MOST_PENDING = 3
 
 
 class IncrementalDetokenizer:
@@ -74,6 +72,9 @@ class TokenTexts:
     that make no character add nothing either. Make it with `token_texts`, which keeps one for each tokenizer.
     """
 
+    #: Tokens before a token that can matter: as many as there are bytes of a character that may wait for the rest of it.
+    CONTEXT = 3
+
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         # Goes before every token, because a tokenizer may treat the beginning of a text specially (a leading space).
@@ -82,13 +83,13 @@ class TokenTexts:
         self._alone: dict[int, str] = {}
 
     def text(self, before: Sequence[int], token: int) -> str:
-        """The text that `token` adds after the ids `before`, of which the last three suffice."""
+        """The text that `token` adds after the ids `before`, of which the last `CONTEXT` suffice."""
         alone = self._alone.get(token)
         if alone is None:
             alone = self._alone[token] = self._decode([token])
         if _REPLACEMENT not in alone:
             return alone
-        for count in range(1, min(_MOST_PENDING, len(before)) + 1):
+        for count in range(1, min(self.CONTEXT, len(before)) + 1):
             pending = list(before[-count:])
             earlier = self._decode(pending).rstrip(_REPLACEMENT)
             text = self._decode([*pending, token])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError, RequestError
-from jetspec.outputs import CompletionOutput, RequestOutput, StreamOutput
+from jetspec.outputs import CompletionOutput, RequestOutput, StreamOutput, with_decoded_tokens
 from jetspec.sampling import SamplingParams, child_seed
 
 
@@ -182,6 +182,7 @@ class Dispatcher:
         sequence, start, stop = receiver.sequence, receiver.num_tokens, receiver.sequence.num_output
         text = sequence.text[receiver.num_characters :]
         receiver.num_tokens, receiver.num_characters = stop, len(sequence.text)
+        self._decode_logprobs(sequence, start, stop)
         if sequence.finished:
             del self._receivers[sequence.request_id]
         receiver.receive(
@@ -196,6 +197,16 @@ class Dispatcher:
                 logprobs=None if sequence.params.logprobs is None else sequence.logprobs[start:stop],
             )
         )
+
+    def _decode_logprobs(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Add their text to the log probabilities of output tokens, and at the end to those of the prompt."""
+        tokenizer, ids, first = self.engine.target.tokenizer, sequence.token_ids, len(sequence.prompt_ids)
+        if sequence.params.logprobs is not None:
+            new = sequence.logprobs[start:stop]
+            sequence.logprobs[start:stop] = with_decoded_tokens(tokenizer, ids, first + start, new)
+        if sequence.params.prompt_logprobs is not None and sequence.finished:
+            known = [entry for entry in sequence.prompt_logprobs[1:] if entry is not None]
+            sequence.prompt_logprobs[1:] = with_decoded_tokens(tokenizer, ids, 1, known)
 
 
 def _answers(params: SamplingParams) -> list[SamplingParams]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from jetspec.detokenize import token_texts
 from jetspec.engine import RequestMetrics
 from jetspec.sampling import Logprob
 
@@ -57,3 +60,24 @@ class StreamOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+
+
+def with_decoded_tokens(
+    tokenizer: Any, token_ids: Sequence[int], start: int, entries: Sequence[dict[int, Logprob]]
+) -> list[dict[int, Logprob]]:
+    """The entries with the text of every token, as it reads after the tokens before it.
+
+    Args:
+        tokenizer: a transformers tokenizer; None leaves the entries without text.
+        token_ids: prompt and answer.
+        start: place in `token_ids` that the first entry is about; the others are about those that follow.
+        entries: what `top_logprobs` gave for each place.
+    """
+    if tokenizer is None:
+        return list(entries)
+    texts = token_texts(tokenizer)
+    decoded: list[dict[int, Logprob]] = []
+    for place, entry in enumerate(entries, start):
+        before = token_ids[max(0, place - texts.CONTEXT) : place]
+        decoded.append({t: replace(known, decoded_token=texts.text(before, t)) for t, known in entry.items()})
+    return decoded

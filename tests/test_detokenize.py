@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from jetspec.detokenize import IncrementalDetokenizer
+from jetspec.detokenize import IncrementalDetokenizer, token_texts
 from jetspec.sampling import encode_bad_words
 
 SAMPLES = ["Hello, world", "naïve café", "你好，世界", "👩‍👩‍👧‍👦 family 🇪🇺", "a😀b🚀", "  spaces  ", "ключ", "\n\ttabs"]
@@ -158,3 +158,44 @@ def test_bad_words_are_banned_with_and_without_a_leading_space():
     do, spaced = tokenizer.encode("do"), tokenizer.encode(" do")
     assert len(do) == len(spaced) == 1
     assert encode_bad_words(tokenizer, ["do", " do", "xy"]) == [do, spaced, do, spaced, tokenizer.encode("xy")]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=st.sampled_from(SAMPLES) | st.text(max_size=12))
+def test_texts_of_tokens_make_the_text(name, text):
+    """A character belongs to the token that completes it."""
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("a" + text, add_special_tokens=False)
+    texts = [token_texts(tokenizer).text(ids[:index], ids[index]) for index in range(len(ids))]
+    whole = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    # A leading space of the whole text is the tokenizer's, and stays with its token.
+    assert "".join(texts).removeprefix(" " if name == "pieces" else "") == whole
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(before=BYTES, data=st.binary(min_size=1, max_size=1))
+def test_the_text_of_a_byte_is_the_character_it_completes(name, before, data):
+    form = (lambda byte: f"<0x{byte:02X}>") if name == "pieces" else LETTERS.__getitem__
+    *ids, token = TOKENIZERS[name].convert_tokens_to_ids([form(byte) for byte in before + data])
+    text = token_texts(TOKENIZERS[name]).text(ids, token)
+    assert "\ufffd" not in text
+    whole = (before + data).decode("utf-8", "replace")
+    if data[0] < 0x80:
+        assert text == data.decode()
+    elif whole.endswith("\ufffd"):
+        assert text == ""
+    else:
+        assert text == whole[-1]
+
+
+def test_texts_of_tokens_that_hold_more_than_a_part():
+    tokenizer = byte_level([("Ġ", "ä"), ("ł", "a"), ("½", "ł"), ("½ł", "a")])
+    space_lead, tail, whole_tail = tokenizer.convert_tokens_to_ids(["Ġä", "ła", "½ła"])
+    [lead, middle] = byte_ids = tokenizer.convert_tokens_to_ids(["ä", "½"])
+    texts = token_texts(tokenizer)
+    assert texts.text([], space_lead) == " "
+    assert texts.text([space_lead, middle], tail) == "你a"
+    assert texts.text([space_lead], whole_tail) == "你a"
+    assert texts.text([*byte_ids], tail) == "你a"
+    assert texts.text([lead], tail) == texts.text([], whole_tail) == "a"
+    assert texts.text([], tokenizer.eos_token_id) == "<eos>"
