@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from jetspec.dispatcher import Request, raise_failures
 from jetspec.engine import Drafter
 from jetspec.errors import EngineError, JetSpecError
 from jetspec.head import DraftHead
 from jetspec.llm import LLM, ChatTemplateKwargs, Message, Prompt, checked_prompt
 from jetspec.models.target import Target
-from jetspec.requests import Request, RequestOutput, StreamOutput, raise_failures
+from jetspec.outputs import RequestOutput, StreamOutput
 from jetspec.sampling import SamplingParams
 
 

@@ -13,13 +13,14 @@ from typing import Any, Literal
 import torch
 from jinja2 import TemplateError
 
+from jetspec.dispatcher import Dispatcher, Request, raise_failures
 from jetspec.engine import Budget, Drafter, Engine, Observer, load_drafter
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.models.loading import load_target, resolve_dtype
 from jetspec.models.target import Target, encode_text
 from jetspec.prompts import PromptInput, is_conversation
-from jetspec.requests import Dispatcher, Request, RequestOutput, StreamOutput, raise_failures
+from jetspec.outputs import RequestOutput, StreamOutput
 from jetspec.sampling import SamplingParams
 
 Prompt = str | list[int]
@@ -255,11 +256,16 @@ class LLM:
         try:
             for request in requests:
                 self.dispatcher.start(request, pieces.append)
-            while pieces or not all(r.finished for r in requests):
+            # The pieces alone say when all answers have ended: another thread's round may have ended an answer without
+            # having handed its last piece over yet.
+            unfinished = sum(request.params.n for request in requests)
+            while unfinished:
                 if not pieces:
                     self.dispatcher.step()
                 while pieces:
-                    yield pieces.popleft()
+                    piece = pieces.popleft()
+                    unfinished -= piece.finish_reason is not None
+                    yield piece
         finally:
             # An error, an interrupt or a reader who leaves must not leave requests behind that hold cache blocks.
             for request in requests:
