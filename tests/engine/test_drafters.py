@@ -21,7 +21,7 @@ from jetspec.engine import (
     load_drafter,
 )
 from jetspec.engine.drafters.ngram import find_continuations, trie
-from jetspec.engine.drafters.parallel import ParallelContext, last_of_each
+from jetspec.engine.drafters.parallel import ParallelDrafter, last_of_each
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
@@ -218,10 +218,10 @@ def test_a_window_hides_what_lies_before_it(make_head) -> None:
     inner = drafter.propose
 
     def disturbed(sequences: list[Sequence], budgets: list[int]) -> Forest:
-        if isinstance(drafter.context, ParallelContext):
-            drafter.context.write_pending()
+        if isinstance(drafter, ParallelDrafter):
+            drafter.write_pending()
         slots = sequences[0].table.slots(0, sequences[0].num_cached - 3)
-        for pool in drafter.context.cache.keys + drafter.context.cache.values:
+        for pool in drafter.cache.keys + drafter.cache.values:
             pool[slots] = 1e3
         return inner(sequences, budgets)
 
@@ -240,7 +240,7 @@ def test_context_written_late_is_the_same_context() -> None:
         drafter = head_drafter(random_head(target))
         if at_once:
             collect = drafter.extend
-            drafter.extend = lambda rows: (collect(rows), drafter.context.write_pending())  # type: ignore[method-assign, assignment]
+            drafter.extend = lambda rows: (collect(rows), drafter.write_pending())  # type: ignore[method-assign, assignment]
         spy = Spy(drafter)
         engine = Engine(target, spy, tree_budget=1, num_blocks=14, kv_block_size=4, enable_prefix_caching=False)
         # Plain rounds first: their rows wait. The small pool hands their blocks to the next request.
@@ -310,7 +310,7 @@ def test_other_vocabularies_are_refused() -> None:
         Engine(target, ModelDrafter(other), **POOL)
 
 
-@pytest.mark.parametrize("make", [lambda: ModelDrafter(small_model(), depth=0), lambda: head_drafter(None, window=0)])
+@pytest.mark.parametrize("make", [lambda: ModelDrafter(small_model(), depth=0), lambda: ParallelDrafter(None, window=0)])
 def test_bad_depth_and_window_are_refused(make) -> None:
     with pytest.raises(JetSpecError, match=r"depth|window"):
         make()

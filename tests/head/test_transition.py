@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jetspec.engine.drafters.paths import PathChildren
+from jetspec.engine.drafters.parallel import TransitionChildren
 from jetspec.head import DraftHead, HeadConfig, head_for_target, load_head, save_head
 from jetspec.models.target import Target
 from jetspec.tree import grow_trees
@@ -66,7 +66,7 @@ def test_children_are_those_of_their_path(target: Target, temperature: float, mo
     anchors = torch.tensor([3, 4])
     logits = target.lm_head(hidden) / temperature
     scale = torch.full((2,), 1 / temperature)
-    forest = grow_trees(anchors, PathChildren(transition, target, logits, scale), 4, [40, 25])
+    forest = grow_trees(anchors, TransitionChildren(transition, target, logits, scale), 4, [40, 25])
     shifted_choices = 0
     for tree in range(2):
         rows = forest.rows(tree)
@@ -93,7 +93,7 @@ def test_probability_outside_the_candidates_is_kept(target: Target, monkeypatch:
     transition = conditioned_head(target).transition
     torch.nn.init.zeros_(transition.out_proj.weight)
     logits = torch.randn(1, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
-    children = PathChildren(transition, target, logits, torch.ones(1))
+    children = TransitionChildren(transition, target, logits, torch.ones(1))
     log_probs, ids = children(1, torch.tensor([[7]]), torch.tensor([[0]]))
     expected, order = logits[0, 0].log_softmax(-1).topk(5)
     assert ids[0, 0].tolist() == order.tolist()
