@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.bench.records import PARTS, Cell, MethodName
 from jetspec.engine import Engine, EngineStep, Observer, RoundRecord, load_drafter
-from jetspec.engine.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine.budget import MOST_ROWS
 from jetspec.errors import JetSpecError
 from jetspec.fingerprint import weights_fingerprint

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from jetspec.attention import RowBatch, Segment
-from jetspec.engine.calibration import Nodes
 from jetspec.engine.sequence import Sequence
 from jetspec.models.target import TargetOutput
 from jetspec.tree import Forest, Walk
+from jetspec.tree.calibration import Nodes
 
 
 @dataclass(eq=False)

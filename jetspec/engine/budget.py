@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from jetspec.engine.batch import Allocation, Round, ScheduledSequence, Selection
-from jetspec.engine.calibration import Calibration, Nodes
-from jetspec.engine.cost import CostModel
 from jetspec.engine.sequence import Sequence
+from jetspec.models.cost import CostModel
 from jetspec.tree import Forest
+from jetspec.tree.calibration import Calibration, Nodes
 
 #: Rows of a tree while nothing is known, least and most rows a tree is drafted with.
 FIRST_ROWS, LEAST_ROWS, MOST_ROWS = 16, 8, 256

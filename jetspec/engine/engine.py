@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from jetspec.attention import KVCache
+from jetspec.attention.blocks import BlockManager
 from jetspec.engine.accept import accept, score_prompt
 from jetspec.engine.batch import Allocation, Clock, Round, ScheduledSequence, batch_of
-from jetspec.engine.blocks import BlockManager
 from jetspec.engine.budget import AutoBudget, Budget, FixedBudget
 from jetspec.engine.config import EngineConfig
-from jetspec.engine.cost import measure
 from jetspec.engine.drafters import CommittedRows, Drafter, head_drafter
 from jetspec.engine.observer import Committed, EngineStep, Observer, RoundRecord
 from jetspec.engine.requests import check_request, new_sequence
@@ -23,6 +22,7 @@ from jetspec.engine.scheduler import Scheduler
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError, is_positive_integer
 from jetspec.head import DraftHead
+from jetspec.models.cost import measure
 from jetspec.models.onednn_linear import pack_linears
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams, child_seed

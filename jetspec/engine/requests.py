@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from jetspec.attention.blocks import BlockManager, BlockTable
 from jetspec.detokenize import IncrementalDetokenizer
-from jetspec.engine.blocks import BlockManager, BlockTable
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.models.target import Target

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from jetspec.attention.blocks import BlockManager
 from jetspec.engine.batch import Allocation, ScheduledSequence
-from jetspec.engine.blocks import BlockManager
 from jetspec.engine.sequence import Sequence
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from jetspec.attention.blocks import BlockTable
 from jetspec.detokenize import IncrementalDetokenizer
-from jetspec.engine.blocks import BlockTable
 from jetspec.sampling import Grammar, Logprob, SamplingParams, StopChecker
 
 

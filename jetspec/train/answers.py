@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Engine, Sequence
-from jetspec.engine.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.errors import JetSpecError
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams

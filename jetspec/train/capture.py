@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Committed, Engine, Observer
-from jetspec.engine.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.errors import JetSpecError
 from jetspec.fingerprint import weights_fingerprint
 from jetspec.models.target import Target

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Engine, Observer, RoundRecord
-from jetspec.engine.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.head import DraftHead
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams

@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, BlockManager, BlockTable
 from jetspec.engine import Drafter
-from jetspec.engine.blocks import DEFAULT_KV_BLOCK_SIZE, BlockManager, BlockTable
 from jetspec.engine.drafters import CommittedRows
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError

@@ -3,14 +3,12 @@
 from jetspec.tree.accept import Walk, child_rows, walk
 from jetspec.tree.build import (
     Expand,
-    build_forest,
-    expected_accepted_length,
     grow_trees,
     shared_children,
     top_candidates,
 )
 from jetspec.tree.forest import Forest, forest_of
-from jetspec.tree.mask import ancestor_mask, chain_parents, depths_of
+from jetspec.tree.mask import ancestor_mask, chain_parents
 from jetspec.tree.order import topk_lowest_id
 
 __all__ = [
@@ -18,11 +16,8 @@ __all__ = [
     "Forest",
     "Walk",
     "ancestor_mask",
-    "build_forest",
     "chain_parents",
     "child_rows",
-    "depths_of",
-    "expected_accepted_length",
     "forest_of",
     "grow_trees",
     "shared_children",

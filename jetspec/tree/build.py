@@ -35,22 +35,6 @@ def top_candidates(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return top.float() - logits.float().logsumexp(dim=-1, keepdim=True), ids
 
 
-def build_forest(
-    anchors: Tensor,
-    log_probs: Tensor,
-    candidates: Tensor,
-    budgets: Sequence[int],
-    max_depths: Sequence[int] | None = None,
-) -> Forest:
-    """Trees over per-depth marginals: every node at depth d - 1 has the children candidates[:, d - 1].
-
-    anchors [S]; log_probs and candidates [S, D, K], most probable first, as `top_candidates` gives them; budgets count
-    the root; max_depths bounds each tree's depth (0: root alone). Candidates of a depth must be distinct tokens.
-    See `grow_trees` for the nodes chosen and the errors raised.
-    """
-    return grow_trees(anchors, shared_children(log_probs, candidates), log_probs.shape[1], budgets, max_depths)
-
-
 def shared_children(log_probs: Tensor, candidates: Tensor) -> Expand:
     """Expansion by per-depth marginals [S, D, K]: every node at depth d - 1 has the children candidates[:, d - 1]."""
 
@@ -94,11 +78,6 @@ def grow_trees(
         if not level.tokens.shape[1]:
             break
     return _select(levels, sizes, width)
-
-
-def expected_accepted_length(log_probs: Tensor) -> float:
-    """Expected tokens a tree commits, bonus included, if its path log probabilities [n] (root included) are true."""
-    return log_probs.double().exp().sum().item()
 
 
 def _check(sequences: int, budgets: Sequence[int], limits: Sequence[int]) -> None:

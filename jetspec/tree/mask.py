@@ -27,8 +27,3 @@ def ancestor_mask(parents: Tensor) -> Tensor:
 def chain_parents(n: int) -> Tensor:
     """Parents [n] of a chain of n rows that continues the committed prefix: -1, 0, 1, ..."""
     return torch.arange(-1, n - 1)
-
-
-def depths_of(parents: Tensor) -> Tensor:
-    """Depth [n] of each row, 0 for rows without parent. Raises as `ancestor_mask` does."""
-    return ancestor_mask(parents).sum(dim=1) - 1

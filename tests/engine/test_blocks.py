@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jetspec.attention.blocks import BlockManager, BlockTable
 from jetspec.engine import Engine
-from jetspec.engine.blocks import BlockManager, BlockTable
 from jetspec.sampling import SamplingParams
 from tests.engine.test_exactness import make_target, random_head, references_greedy
 

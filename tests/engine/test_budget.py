@@ -11,11 +11,11 @@ from hypothesis import given
 
 from jetspec.engine import AutoBudget, Engine, EngineStep, Observer, Sequence
 from jetspec.engine.batch import Allocation, Clock, Round, ScheduledSequence, Selection
-from jetspec.engine.calibration import Calibration, Nodes
-from jetspec.engine.cost import CostModel, TimeCurve, measure
 from jetspec.errors import JetSpecError
+from jetspec.models.cost import CostModel, TimeCurve, measure
 from jetspec.sampling import SamplingParams
 from jetspec.tree import Forest, Walk, forest_of
+from jetspec.tree.calibration import Calibration, Nodes
 from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
 from tests.helpers.drafters import OracleDrafter
 from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE

@@ -20,13 +20,13 @@ from jetspec.engine import (
     head_drafter,
     load_drafter,
 )
-from jetspec.engine.drafters.ngram import find_continuations, trie
 from jetspec.engine.drafters.parallel import ParallelDrafter, last_of_each
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 from jetspec.tree import Forest
+from jetspec.tree.trie import find_continuations, trie
 from tests.engine.test_exactness import make_params, make_prompts, make_target, random_head, references, run
 from tests.head.test_transition import conditioned_head
 from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE, tiny_target
@@ -310,7 +310,9 @@ def test_other_vocabularies_are_refused() -> None:
         Engine(target, ModelDrafter(other), **POOL)
 
 
-@pytest.mark.parametrize("make", [lambda: ModelDrafter(small_model(), depth=0), lambda: ParallelDrafter(None, window=0)])
+@pytest.mark.parametrize(
+    "make", [lambda: ModelDrafter(small_model(), depth=0), lambda: ParallelDrafter(None, window=0)]
+)
 def test_bad_depth_and_window_are_refused(make) -> None:
     with pytest.raises(JetSpecError, match=r"depth|window"):
         make()

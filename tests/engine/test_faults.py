@@ -75,11 +75,12 @@ from jetspec.errors import JetSpecError
 from jetspec.head import AutoregressiveHead, DraftHead, ParallelHead
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.tree import Forest, build_forest, chain_parents, forest_of, top_candidates
+from jetspec.tree import Forest, chain_parents, forest_of, top_candidates
 from tests.engine.test_exactness import make_prompts, make_target, random_head, references_greedy
 from tests.helpers.drafters import OracleDrafter
 from tests.helpers.tiny import TEXT_VOCAB_SIZE, TINY_MODELS, VOCAB_SIZE, tiny_target
 from tests.helpers.tiny_head import tiny_head
+from tests.helpers.trees import build_forest
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 TABLE = re.split(r"^ ?(\d+)  ", __doc__, flags=re.MULTILINE)[1:]

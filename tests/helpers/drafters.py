@@ -8,7 +8,8 @@ from collections.abc import Sequence as Seq
 import torch
 
 from jetspec.engine import Drafter, Sequence
-from jetspec.tree import Forest, build_forest
+from jetspec.tree import Forest
+from tests.helpers.trees import build_forest
 
 
 class OracleDrafter(Drafter):

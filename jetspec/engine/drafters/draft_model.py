@@ -12,8 +12,9 @@ from jetspec.engine.drafters.base import CommittedRows, Drafter, tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.models.onednn_linear import pack_linears
-from jetspec.models.target import Target
+from jetspec.models.target import Target, check_vocabularies
 from jetspec.tree import Forest, forest_of, top_candidates
+from jetspec.tree.spine import Spine
 
 
 class ModelDrafter(Drafter):
@@ -59,7 +60,7 @@ class ModelDrafter(Drafter):
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> Forest:
         """The small model's greedy path and the runners-up at each of its steps."""
-        paths = [_Path(s.anchor) for s in sequences]
+        paths = [Spine(s.anchor) for s in sequences]
         room = [
             min(self.depth, budget - 1, s.max_depth, self.model.max_context - s.num_cached)
             for s, budget in zip(sequences, budgets, strict=True)
@@ -88,49 +89,3 @@ class ModelDrafter(Drafter):
             tokens = [sequence.token_ids[start:stop] for sequence, start, stop in spans]
         batch = RowBatch.chains(tokens, [sequence.table.slots(0, stop) for sequence, _, stop in spans])
         return self.model.forward(batch, self._cache, logits_rows).logits
-
-
-class _Path:
-    """A tree with one spine: the nodes along it and their siblings."""
-
-    def __init__(self, anchor: int) -> None:
-        self.spine = [anchor]
-        self.levels: list[tuple[list[float], list[int]]] = []
-        self._log_prob = 0.0
-
-    def grow(self, log_probs: list[float], ids: list[int]) -> None:
-        """Add the children of the spine's end, most probable first; the first one continues the spine."""
-        self.levels.append(([self._log_prob + min(p, 0.0) for p in log_probs], ids))
-        self._log_prob += min(log_probs[0], 0.0)
-        self.spine.append(ids[0])
-
-    def best(self, budget: int) -> tuple[list[int], list[int], list[float]]:
-        """The `budget` most probable nodes: tokens, parents, path log probabilities."""
-        nodes = [(d, rank) for d, (log_probs, _) in enumerate(self.levels) for rank in range(len(log_probs))]
-        # Stable: of equal nodes the shallower one stays, so a node's parent is always kept.
-        kept = sorted(sorted(nodes, key=lambda n: -self.levels[n[0]][0][n[1]])[: budget - 1])
-        first_of_depth = {d: index for index, (d, rank) in enumerate(kept, 1) if rank == 0}
-        first_of_depth[-1] = 0
-        tokens = [self.spine[0]] + [self.levels[d][1][rank] for d, rank in kept]
-        parents = [-1] + [first_of_depth[d - 1] for d, _ in kept]
-        return tokens, parents, [0.0] + [self.levels[d][0][rank] for d, rank in kept]
-
-
-def check_vocabularies(model: Target, target: Target) -> None:
-    """Raise JetSpecError unless a token id means the same to both models."""
-    if model.device != target.device:
-        raise JetSpecError(f"draft model is on {model.device}, the target on {target.device}: load both on one device")
-    if model.num_embeddings < target.vocab_size and model.tokenizer is None:
-        raise JetSpecError(
-            f"draft model {model.name} knows {model.num_embeddings} tokens, the target {target.vocab_size}: "
-            "use a model with the target's vocabulary"
-        )
-    if model.tokenizer is None or target.tokenizer is None:
-        return
-    ours, theirs = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-    differing = next((token for token, index in theirs.items() if ours.get(token) != index), None)
-    if differing is not None:
-        raise JetSpecError(
-            f"draft model {model.name} and target {target.name} have different vocabularies "
-            f"({differing!r} is {ours.get(differing)} and {theirs[differing]}): use a model with the target's tokenizer"
-        )
