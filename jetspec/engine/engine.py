@@ -11,8 +11,9 @@ import torch
 
 from jetspec.attention import KVCache
 from jetspec.attention.blocks import BlockManager
+from jetspec.clock import Clock
 from jetspec.engine.accept import accept, score_prompt
-from jetspec.engine.batch import Allocation, Clock, Round, ScheduledSequence, batch_of
+from jetspec.engine.batch import Allocation, Round, ScheduledSequence, batch_of
 from jetspec.engine.budget import AutoBudget, Budget, FixedBudget
 from jetspec.engine.config import EngineConfig
 from jetspec.engine.drafters import CommittedRows, Drafter, head_drafter

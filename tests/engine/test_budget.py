@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 
+from jetspec.clock import Clock
 from jetspec.engine import AutoBudget, Engine, EngineStep, Observer, Sequence
-from jetspec.engine.batch import Allocation, Clock, Round, ScheduledSequence, Selection
+from jetspec.engine.batch import Allocation, Round, ScheduledSequence, Selection
 from jetspec.errors import JetSpecError
 from jetspec.models.cost import CostModel, TimeCurve, measure
 from jetspec.sampling import SamplingParams

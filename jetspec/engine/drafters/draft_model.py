@@ -67,6 +67,8 @@ class ModelDrafter(Drafter):
         ]
         for step in range(max(room, default=0)):
             growing = [i for i, depth in enumerate(room) if depth > step]
+            if not growing:
+                break
             spans = [
                 (sequences[i], sequences[i].num_cached + step, sequences[i].num_cached + step + 1) for i in growing
             ]
