@@ -17,7 +17,7 @@ from tests.helpers.engine import finish, make_target, random_head, references
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_random_lives_of_tables(seed: int, size: int) -> None:
-    """Tables come, grow, share full blocks, shrink and go; a block found again holds what was written under that content."""
+    """Tables come, grow, share, shrink and go; a block found again holds what was written under that content."""
     rng = random.Random(seed)
     manager = BlockManager(12, size)
     held: dict[int, tuple[int, ...]] = {}  # what was last written to a block: all tokens up to its end

@@ -130,11 +130,12 @@ def parallel_tree(target: Target, head: ParallelHead, draft: Draft, aux_hidden_s
 def autoregressive_tree(
     target: Target, head: AutoregressiveHead, draft: Draft, aux_hidden_states: torch.Tensor
 ) -> Forest:
-    """The same nodes, scored anew: the training forward over the text and each path to a leaf."""
+    """The same nodes; those on the way to three of the leaves are scored anew, by the training forward over the text."""
     rows = draft.forest.rows(draft.index)
     tokens, parents = draft.forest.tokens[rows].tolist(), draft.forest.parents[rows].tolist()
-    log_probs = [0.0] * len(tokens)
-    for leaf in set(range(len(tokens))) - set(parents):
+    log_probs = draft.forest.log_probs[rows].tolist()
+    leaves = sorted(set(range(len(tokens))) - set(parents))
+    for leaf in random.Random(len(draft.token_ids)).sample(leaves, min(3, len(leaves))):
         path = [leaf]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
