@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec.attention.blocks import BlockManager, BlockTable
@@ -15,6 +15,7 @@ from jetspec.sampling import SamplingParams
 from tests.helpers.engine import finish, make_target, random_head, references
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_random_lives_of_tables(seed: int, size: int) -> None:
     """Tables come, grow, share, shrink and go; a block found again holds what was written under that content."""

@@ -38,6 +38,17 @@ def assert_equals_plain_decoding(kind: str, batch: int, draft: str, temperature:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_answers_end_in_every_way(kind: str, temperature: float) -> None:
+    """The comparisons below would miss a stop that is ignored if no answer ended by one before its last token."""
+    params = make_params(5, temperature)
+    answers = references(kind, make_prompts(5), params)
+    ends = [(reason, len(tokens), p.max_tokens) for (tokens, reason), p in zip(answers, params, strict=True)]
+    assert any(reason == "stop" and 2 < length < limit for reason, length, limit in ends)
+    assert {"stop", "length"} == {reason for _, reason in answers}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("kind", TINY_MODELS)
 def test_equals_plain_decoding(kind: str, draft: str, temperature: float) -> None:
