@@ -1,7 +1,7 @@
 """Streamed text: whole characters only, and all pieces together are the decoded answer."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -61,6 +61,7 @@ def pieces_of(tokenizer, ids, cuts=None, skip=True):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=30)
 @given(text=st.sampled_from(SAMPLES) | st.text(max_size=12), cuts=st.lists(st.integers(0, 60), max_size=6))
 def test_pieces_make_the_text(name, text, cuts):
     tokenizer = TOKENIZERS[name]
@@ -80,6 +81,7 @@ def test_no_piece_cuts_a_character(name, text):
         assert [piece for piece in pieces if piece] == list(text)
 
 
+@settings(max_examples=30)
 @given(ids=st.lists(st.integers(0, 255), max_size=30), cuts=st.lists(st.integers(0, 30), max_size=5))
 def test_bytes_of_no_character_are_shown_in_the_end(ids, cuts):
     tokenizer = TOKENIZERS["bytes"]

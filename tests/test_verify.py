@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import jetspec.engine.engine as engine_module
+import jetspec.engine.accept as accept_module
 from jetspec.attention import KVCache
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, head_for_target
@@ -26,12 +26,12 @@ LENGTHS = (3, 9, 6)
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target("llama")
+    return tiny_target("llama", num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
 def head(target: Target) -> DraftHead:
-    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=0, seed=0)
+    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=1, mask_token_id=0, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
 
 
-def run(target: Target, head: DraftHead, prompts: list[list[int]], samples: int = 300) -> Report:
+def run(target: Target, head: DraftHead, prompts: list[list[int]], samples: int = 200) -> Report:
     drafted = LLM(target, head, tree_budget=BUDGET)
     return verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=samples)
 
@@ -62,12 +62,14 @@ def test_lossless_decoding_passes(target: Target, head: DraftHead, prompts: list
 def test_accepting_drafts_unseen_is_found(
     target: Target, head: DraftHead, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk = engine_module.walk
+    next_token = accept_module.next_token
 
-    def trusting(tokens, parents, pick, **options):
-        return walk(tokens, parents, lambda row: tokens[parents.index(row)] if row in parents else pick(row), **options)
+    def trusting(scheduled, row, *logits):
+        """The first draft below a row, whatever the target says of it."""
+        parents = scheduled.parents
+        return scheduled.token_ids[parents.index(row)] if row in parents else next_token(scheduled, row, *logits)
 
-    monkeypatch.setattr(engine_module, "walk", trusting)
+    monkeypatch.setattr(accept_module, "next_token", trusting)
     report = run(target, head, prompts)
     assert not report.passed
     assert not any(check.passed for check in report.token_checks)
@@ -92,9 +94,9 @@ def test_a_wrong_distribution_is_found(
     target: Target, head: DraftHead, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault that plain decoding shares leaves the tokens equal: only the goodness of fit shows it."""
-    sample = engine_module.sample
-    monkeypatch.setattr(engine_module, "sample", lambda logits, *rest: sample(logits / 1.4, *rest))
-    report = run(target, head, prompts, samples=600)
+    sample = accept_module.sample
+    monkeypatch.setattr(accept_module, "sample", lambda logits, *rest: sample(logits / 1.4, *rest))
+    report = run(target, head, prompts, samples=500)
     sampled = [check for check in report.token_checks if check.name == "seeded sampling"]
     assert all(check.passed for check in sampled)
     assert not report.fit.passed
@@ -131,7 +133,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 def test_next_logits_equal_transformers(target: Target, prompts: list[list[int]]) -> None:
     from tests.helpers.tiny import tiny_llama
 
-    model = tiny_llama()
+    model = tiny_llama(num_hidden_layers=2)
     expected = torch.stack([model(torch.tensor([p])).logits[0, -1] for p in prompts])
     assert torch.allclose(next_logits(target, prompts).float(), expected, atol=1e-4)
 

@@ -46,7 +46,7 @@ def assert_rows_equal_plain(pool: Pool, model, parts: list[Part]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [1, 5, 16, 64])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 5, 64])
 def test_prompt_chunks(models, kind, chunk):
     target, model = models[kind]
     pool, ids = Pool(target, target_layer_ids=LAYERS), random_ids(37, seed=chunk)
@@ -60,7 +60,7 @@ def test_prompt_chunks(models, kind, chunk):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("context", [0, 3, 7, 8, 9, 30])
+@pytest.mark.parametrize("context", [0, 8, 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 7, 9))])
 def test_random_trees(models, kind, context):
     """Contexts on both sides of the sliding window of 8; trees deep enough to cross it on their own."""
     target, model = models[kind]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec.attention.rows import RowBatch, Segment, slot_index, visibility
@@ -119,6 +119,7 @@ def test_ids_must_be_int64():
         RowBatch(rows(1).int(), rows(1), torch.tensor([-1]), [Segment(0, 1, 0, rows(1))])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=4))
 def test_chains_are_rows_behind_what_is_committed(shapes: list[tuple[int, int]]) -> None:
     tokens = [[10 * s + i for i in range(n)] for s, (_, n) in enumerate(shapes)]

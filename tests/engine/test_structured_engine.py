@@ -47,7 +47,7 @@ def make_params(temperature: float, **settings) -> list[SamplingParams]:
         SamplingParams(
             temperature=temperature,
             seed=i,
-            max_tokens=40 if name == "lax json" else 90,
+            max_tokens=20 if name == "lax json" else 90,
             structured_outputs=StructuredOutputsParams(**form),
             **settings,
         )
@@ -57,14 +57,14 @@ def make_params(temperature: float, **settings) -> list[SamplingParams]:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target(text=True)
+    return tiny_target(text=True, num_hidden_layers=2)
 
 
 @torch.inference_mode()
 def decode(target: Target, prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
     """Plain constrained decoding through transformers alone; the whole sequence is recomputed for every token."""
     grammar = new_grammar(target.tokenizer, target.eos_token_ids, params.structured_outputs)
-    model = tiny_llama(vocab_size=TEXT_VOCAB_SIZE)
+    model = tiny_llama(vocab_size=TEXT_VOCAB_SIZE, num_hidden_layers=2)
     output: list[int] = []
     while len(output) < params.max_tokens:
         logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0, -1]
@@ -93,7 +93,7 @@ def results(sequences: list[Sequence]) -> list[tuple[list[int], str | None]]:
 def test_drafts_change_nothing(target: Target, temperature: float) -> None:
     params = make_params(temperature)
     truth = [decode(target, ids, p) for ids, p in zip(PROMPTS, params, strict=True)]
-    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=271)
+    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=1, mask_token_id=271)
     known = {tuple(ids): output for ids, (output, _) in zip(PROMPTS, truth, strict=True)}
     for draft in (None, head, OracleDrafter(known, TEXT_VOCAB_SIZE, hit=0.9), OracleDrafter(known, 272, hit=0.0)):
         engine = Engine(target, draft, tree_budget=20, num_blocks=80, kv_block_size=8)
@@ -113,7 +113,7 @@ def test_accepted_paths_are_long(target: Target) -> None:
     assert all(s.metrics.acceptance_length > 2 for s in long)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_answers_have_the_form_asked_for(target: Target, seed: int) -> None:
     params = [
         SamplingParams(temperature=1.0, seed=seed, max_tokens=150, structured_outputs=StructuredOutputsParams(**form))

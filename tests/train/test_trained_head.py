@@ -29,7 +29,6 @@ def test_equals_plain_decoding(target: Target, head: DraftHead, plain: LLM, batc
         SamplingParams(temperature=temperature, seed=i, max_tokens=(30, 7, 24, 1, 40)[i], ignore_eos=True)
         for i in range(batch)
     ]
-    plain = LLM(target, None, num_blocks=200)
     alone = [plain.generate(text, p)[0].outputs for text, p in zip(TEXTS, params)]
     together = LLM(target, head, tree_budget=12, num_blocks=200).generate(TEXTS[:batch], params)
     assert [o.outputs for o in together] == alone
