@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import Self
@@ -48,6 +49,15 @@ class Config(BaseModel):
         frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=()
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _list_for_tuple(cls, value: Any, info: ValidationInfo) -> Any:
+        """A list is taken where a tuple is asked for: JSON and YAML have no tuples."""
+        hint = cls.model_fields[info.field_name or ""].annotation
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        is_tuple = tuple in map(get_origin, options)
+        return tuple(value) if is_tuple and isinstance(value, list) else value
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -77,6 +87,12 @@ def option_extra(field: FieldInfo, name: str, default: Any = None) -> Any:
     """A fact that `option` was given about a field, beyond pydantic's own constraints."""
     extra = field.json_schema_extra
     return extra.get(name, default) if isinstance(extra, dict) else default
+
+
+def flag_of(name: str, field: FieldInfo) -> str:
+    """The long name of a field's option, such as ``--max-tokens`` or ``--chat/--raw``."""
+    flags: tuple[str, ...] = option_extra(field, "flags", ())
+    return next((flag for flag in flags if flag.startswith("--")), f"--{name.replace('_', '-')}")
 
 
 def raise_config_error(config: type[BaseModel], error: ValidationError) -> NoReturn:

@@ -105,6 +105,8 @@ class EngineAnswers:
             engine.add(key, ids, params)
         while engine.has_work:
             for output in engine.step():
+                if output.sequence.error is not None:
+                    raise JetSpecError(f"target: it cannot answer a prompt: {output.sequence.error}")
                 if output.finished:
                     yield output.sequence.request_id, output.sequence
 

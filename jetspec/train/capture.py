@@ -26,11 +26,13 @@ from jetspec.errors import JetSpecError
 from jetspec.fingerprint import weights_fingerprint
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
+from jetspec.train.dataset import find_non_finite
 from jetspec.train.files import write_atomically
 from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt
 
 INDEX = "index.json"
+FIX = "; check the target's weights, or run it in another number type with target_dtype"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def capture(
 
     Raises:
         JetSpecError: ``folder`` holds a capture of another target, other prompts or other settings; a prompt does not
-            fit the target; ``folder`` is not shared by all processes.
+            fit the target; the target computes NaN or infinity; ``folder`` is not shared by all processes.
     """
     folder = Path(folder)
     processes = processes or Processes()
@@ -107,7 +109,8 @@ class _Recorded:
 class _Recorder(Observer):
     """Collects the rows of each request as they become final; rows that are computed twice are kept once."""
 
-    def __init__(self) -> None:
+    def __init__(self, target_layer_ids: Sequence[int]) -> None:
+        self._layers = target_layer_ids
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._count: dict[str, int] = defaultdict(int)
 
@@ -122,6 +125,12 @@ class _Recorder(Observer):
                 (aux_hidden_states.to("cpu", torch.bfloat16), hidden.to("cpu", torch.bfloat16))
             )
             self._count[rows.request_id] += len(aux_hidden_states)
+
+    def find_fault(self, request_id: str) -> str | None:
+        """What is not finite in the rows of a request, in words."""
+        parts = self._rows[request_id]
+        faults = (find_non_finite(aux_hidden_states, hidden, self._layers) for aux_hidden_states, hidden in parts)
+        return next((fault for fault in faults if fault is not None), None)
 
     def take(self, request_id: str, token_ids: list[int], loss_start: int) -> _Recorded:
         aux_hidden_states, hidden = (torch.cat(parts) for parts in zip(*self._rows.pop(request_id), strict=True))
@@ -142,8 +151,11 @@ def _run(
     """Answer ``prompts``, whose numbers start at ``first``, and return them in order.
 
     ``report`` is called with (sequences done, tokens of their answers).
+
+    Raises:
+        JetSpecError: the target's states are not finite, or the engine failed the request; names the prompt.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(settings.target_layer_ids)
     lengths = [
         len(p.token_ids) + (settings.max_tokens if p.response_ids is None else len(p.response_ids)) for p in prompts
     ]
@@ -172,6 +184,9 @@ def _run(
         for sequence in finished:
             number = int(sequence.request_id)
             prompt = prompts[number]
+            fault = recorder.find_fault(sequence.request_id) or sequence.error
+            if fault is not None:
+                raise JetSpecError(f"training prompt {first + number + 1}: {fault}{FIX}")
             token_ids = sequence.token_ids if prompt.response_ids is None else sequence.prompt_ids
             done[number] = recorder.take(sequence.request_id, list(token_ids), len(prompt.token_ids))
         if finished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from jetspec.head import HeadConfig
@@ -83,7 +82,7 @@ gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} bl
 {progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial weights: {start}. Last loss
 {progress.last_loss:.3f}.{precision}
 
-    {dataclasses.replace(config, prompts=prompts, output="DIR").command()}
+    {config.replace(prompts=prompts, output="DIR").command()}
 
 ## Measured
 

@@ -12,7 +12,7 @@ from jetspec.head import DraftHead
 from jetspec.models.target import Target
 from jetspec.train.blocks import Blocks, keyed_generator, make_blocks, sample_anchors
 from jetspec.train.config import TrainConfig
-from jetspec.train.dataset import CapturedSequences
+from jetspec.train.dataset import CapturedSequences, find_non_finite
 from jetspec.train.loss import OutputLayer, output_layer, row_losses, teach
 from jetspec.train.processes import Processes
 
@@ -46,6 +46,21 @@ class GradientStep:
         [total] = self.processes.sum(sum(float(b.weights.sum()) for b in blocks))
         losses = [self._accumulate(layer, s, b, total) for s, b in zip(sequences, blocks, strict=True)]
         return sum(losses, 0.0), sum(len(b.anchors) for b in blocks)
+
+    def find_fault(self, sequences: Sequence[int]) -> str | None:
+        """What is not finite of the target in ``sequences``, in words; None where the loss has another cause."""
+        for sequence in sequences:
+            captured = self.data.read(sequence)
+            layers = self.head.config.target_layer_ids
+            fault = find_non_finite(captured.aux_hidden_states, captured.hidden, layers)
+            hidden = captured.hidden.float().to(self._full.weight.device)
+            if fault is None and not all(
+                bool(self._full.logits(rows).isfinite().all()) for rows in hidden.split(self._full.chunk_rows)
+            ):
+                fault = "the target's logits are not finite"
+            if fault is not None:
+                return f"training sequence {sequence + 1}: {fault}"
+        return None
 
     def _accumulate(self, layer: OutputLayer, sequence: int, blocks: Blocks, total: float) -> float:
         if not bool(blocks.weights.any()):

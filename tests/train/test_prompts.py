@@ -22,7 +22,7 @@ TALK = [
     {"role": "user", "content": "and?"},
     {"role": "assistant", "content": "no"},
 ]
-#: A template that writes earlier answers otherwise than the target did, with a switch.
+#: A template that writes earlier answers otherwise than the target did, and takes an argument.
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('/think')[-1] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is false %}(none){% endif %}{% endif %}"
@@ -82,11 +82,11 @@ def test_texts_and_token_ids(target: Target, raw: Target) -> None:
         Renderer(raw, chat=True)
 
 
-def test_switches_reach_the_template(thinking: Target) -> None:
+def test_template_kwargs_reach_the_template(thinking: Target) -> None:
     off = Renderer(thinking, template_kwargs={"enable_thinking": False})
     [prompt] = prompts_of(Row("w", "hi"), off)
     assert prompt.token_ids == encode(thinking, "<|user|>hi<|end|>\n<|assistant|>(none)")
-    with pytest.raises(JetSpecError, match=r"chat_template_kwargs: .* no switch 'thinking'"):
+    with pytest.raises(JetSpecError, match=r"chat_template_kwargs: .* does not use 'thinking'"):
         Renderer(thinking, template_kwargs={"thinking": False})
 
 

@@ -102,12 +102,12 @@ def test_an_output_that_is_no_directory_is_refused(target: Target, make_config: 
         train(make_config(output=str(tmp_path / "file")), target=target)
 
 
-@pytest.mark.parametrize("method", ["parallel", "autoregressive"])
-def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig, method: str) -> None:
-    config = make_config("whole", export="last", log_every=1, method=method)
+@pytest.mark.parametrize("kind", ["parallel", "autoregressive"])
+def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig, kind: str) -> None:
+    config = make_config("whole", export="last", log_every=1, kind=kind)
     train(config, target=target)
     # A checkpoint every 3 steps and with every measurement; killed after one and, with a line logged, after another.
-    killed = make_config("killed", export="last", log_every=1, checkpoint_every=3, method=method)
+    killed = make_config("killed", export="last", log_every=1, checkpoint_every=3, kind=kind)
     for step in (5, 6):
         with pytest.raises(Killed):
             train(killed, target=target, watch=kill_at(step))
@@ -183,11 +183,11 @@ def test_an_autoregressive_head_learns_and_is_exported_as_one(target: Target, ma
     assert len(result.measured[0].depths) == 3
     card = (config.folder / "README.md").read_text()
     assert "autoregressive,\n3 tokens ahead, target layers" in card
-    assert "--method autoregressive" in card
+    assert "--kind autoregressive" in card
     # It goes on from a head of its own kind only.
     again = make_config("again", kind="autoregressive", num_layers=1, init=str(config.folder), max_steps=1)
     assert train(again, target=target).finished
-    with pytest.raises(JetSpecError, match="init: the trained head's method is 'autoregressive'"):
+    with pytest.raises(JetSpecError, match="init: the trained head's kind is 'autoregressive'"):
         train(make_config("other", num_layers=1, init=str(config.folder), max_steps=1), target=target)
 
 
@@ -227,9 +227,9 @@ def test_schedule() -> None:
         ({"block_size": 1}, "block_size=1: must be at least 2"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
         ({"warmup": 2.0}, "warmup=2.0: must be at most 1"),
-        ({"kind": "eagle"}, "method='eagle': one of parallel, autoregressive"),
-        ({"kind": "autoregressive", "causal": False}, "causal=False: is for method 'parallel'"),
-        ({"kind": "autoregressive", "mask_token": 5}, "mask_token=5: is for method 'parallel'"),
+        ({"kind": "eagle"}, "kind='eagle': one of parallel, autoregressive"),
+        ({"kind": "autoregressive", "causal": False}, "causal=False: is for kind 'parallel'"),
+        ({"kind": "autoregressive", "mask_token": 5}, "mask_token=5: is for kind 'parallel'"),
         ({"export": "first"}, "export='first': one of best, last"),
     ],
 )
