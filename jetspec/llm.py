@@ -19,8 +19,8 @@ from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.models.loading import load_target, resolve_dtype
 from jetspec.models.target import Target, encode_text
-from jetspec.prompts import PromptInput, is_conversation
 from jetspec.outputs import RequestOutput, StreamOutput
+from jetspec.prompts import PromptInput, is_conversation
 from jetspec.sampling import SamplingParams
 
 Prompt = str | list[int]

@@ -162,7 +162,7 @@ class Models:
 
 
 def load_reference(name: str, target: Target) -> Any:
-    """transformers' model with its own attention, beside a target of the same name. JetSpecError where it fails."""
+    """Transformers' model with its own attention, beside a target of the same name. JetSpecError where it fails."""
     try:
         model = AutoModelForCausalLM.from_pretrained(resolve_source(name, None), dtype=target.dtype)
     except (OSError, ValueError) as error:

@@ -165,7 +165,7 @@ class ParallelHead(DraftHead):
         return [torch.cat((context, block), dim=-1) for context, block in zip(before, within, strict=True)]
 
     def _own_block_mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """positions [A, B] -> bool [A, B, A * B]: a row sees rows of its own block only."""
+        """Positions [A, B] -> bool [A, B, A * B]: a row sees rows of its own block only."""
         blocks, length = positions.shape
         same = torch.eye(blocks, dtype=torch.bool, device=positions.device)[:, None, :, None]
         within = block_mask(positions, self.config.causal, window)[:, :, None, :]

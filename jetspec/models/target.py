@@ -227,7 +227,7 @@ class Target:
         return torch.cat(logits)[order], [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids [..] -> embeddings [.., hidden_size], as the model's embedding module gives them.
+        """Ids [..] -> embeddings [.., hidden_size], as the model's embedding module gives them.
 
         Raises:
             JetSpecError: an id on the CPU lies outside the embedding. Ids on an accelerator are not read, as that would
@@ -238,11 +238,11 @@ class Target:
         return self._embedding(ids.to(self.device))
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """hidden [.., hidden_size] -> logits [.., vocab_size]: the plain output projection, no cap or scale."""
+        """Hidden [.., hidden_size] -> logits [.., vocab_size]: the plain output projection, no cap or scale."""
         return self._lm_head(hidden)
 
     def lm_head_rows(self, ids: Tensor) -> Tensor:
-        """ids [..] -> [.., hidden_size]: what `lm_head` multiplies a hidden state with for these tokens' logits."""
+        """Ids [..] -> [.., hidden_size]: what `lm_head` multiplies a hidden state with for these tokens' logits."""
         return self._lm_head.weight[ids]
 
     def validate_target_layer_ids(self, target_layer_ids: Sequence[int]) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_to
 
 
 def default_target_layer_ids(num_layers: int, n: int) -> list[int]:
-    """n layers spread evenly from 1 to num_layers - 3 (n = 1: the middle layer). JetSpecError where there are none."""
+    """N layers spread evenly from 1 to num_layers - 3 (n = 1: the middle layer). JetSpecError where there are none."""
     if n == 1 and num_layers >= 1:
         return [num_layers // 2]
     first, last = 1, num_layers - 3

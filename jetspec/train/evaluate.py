@@ -10,7 +10,6 @@ import torch
 
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Engine, Observer, RoundRecord
-from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.models.target import Target

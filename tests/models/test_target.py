@@ -231,8 +231,14 @@ def no_extra_keywords():
         (chunked, "chunked_attention"),
         (attention_free_layer, r"layers \[3\]"),
         (lambda: LlamaModel(tiny_llama().config), "lm_head"),
-        (lambda: tiny_family("stablelm", partial_rotary_factor=0.5), "'stablelm'.*not supported.*attention.*another family"),
-        (lambda: tiny_family("nemotron", partial_rotary_factor=0.5), "'nemotron'.*not supported.*attention.*another family"),
+        (
+            lambda: tiny_family("stablelm", partial_rotary_factor=0.5),
+            "'stablelm'.*not supported.*attention.*another family",
+        ),
+        (
+            lambda: tiny_family("nemotron", partial_rotary_factor=0.5),
+            "'nemotron'.*not supported.*attention.*another family",
+        ),
         (own_code_fails, "'llama'.*not supported.*no such buffer.*another family"),
         (no_extra_keywords, "'llama'.*not supported.*another family"),
     ],
