@@ -118,7 +118,7 @@ def _locate(name_or_path: str | os.PathLike[str]) -> Path:
     shipped = shipped_heads()
     if name in shipped:
         return shipped[name]
-    if os.path.isdir(name):
+    if Path(name).is_dir():
         return Path(name)
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, "*.safetensors", "*.safetensors.index.json"]))
@@ -184,6 +184,6 @@ def _write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(data)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

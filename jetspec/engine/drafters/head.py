@@ -60,10 +60,9 @@ class HeadDrafter(Drafter):
         self.context: Context
 
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
-        config = self.head.config
-        config.validate_for(target)
+        self.head.validate_for(target)
         pack_linears(self.head)
-        self.context = CONTEXTS[config.kind](self.head, target, num_blocks, block_size, self.window)
+        self.context = CONTEXTS[self.head.config.kind](self.head, target, num_blocks, block_size, self.window)
 
     def extend(self, rows: CommittedRows) -> None:
         self.context.extend(rows)
