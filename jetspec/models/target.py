@@ -287,7 +287,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_to
 
 
 def default_target_layer_ids(num_layers: int, n: int) -> list[int]:
-    """Spread n layers evenly from 1 to num_layers - 3; one alone is the middle layer. JetSpecError if they do not fit."""
+    """Spread n layers evenly from 1 to num_layers - 3; one is the middle layer. JetSpecError if they do not fit."""
     if n == 1 and num_layers >= 1:
         return [num_layers // 2]
     first, last = 1, num_layers - 3
