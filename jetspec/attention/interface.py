@@ -35,7 +35,7 @@ class LayerAttention(NamedTuple):
     window: int | None
 
 
-@torch.compiler.disable  # its batch changes with every forward, and there is nothing in it to fuse
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # its batch changes with every forward, and there is nothing in it to fuse
 def attention_over_rows(
     module: nn.Module,
     query: Tensor,

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from jetspec.attention.cache import KVCache
 from jetspec.attention.rows import RowBatch
@@ -51,7 +51,7 @@ def attend(
         return explicit_attention(q, k, v, mask, scaling, softcap, sinks)
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
-    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    output = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=grouped)
     return output.squeeze(0).transpose(0, 1)
 
 

@@ -38,6 +38,7 @@ class Segment:
 
     @property
     def num_rows(self) -> int:
+        """New rows of the sequence."""
         return self.stop - self.start
 
 

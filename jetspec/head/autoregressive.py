@@ -36,11 +36,13 @@ class AutoregressiveHead(DraftHead):
 
     @property
     def cache_bytes_per_token(self) -> int:
+        """Bytes that the head keeps for one committed token, its feature included."""
         return super().cache_bytes_per_token + self.config.hidden_size * self.dtype.itemsize
 
     def features(self, aux_hidden_states: Tensor) -> Tensor:
         """Aux hidden states [n, aux_layers * hidden] -> features [n, hidden]."""
-        return self.fc(aux_hidden_states.to(self.dtype))
+        features: Tensor = self.fc(aux_hidden_states.to(self.dtype))
+        return features
 
     @torch.inference_mode()
     def extend(
@@ -74,9 +76,9 @@ class AutoregressiveHead(DraftHead):
         masks = {w: [paths.mask(s, positions[s], w) for s in range(sequences)] for w in set(self.config.windows)}
 
         def attend_paths(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            node_k, node_v = paths.add(layer, k.unflatten(0, (sequences, width)), v.unflatten(0, (sequences, width)))
+            node_k, node_v = paths.add(layer, *(x.view(sequences, width, *x.shape[1:]) for x in (k, v)))
             attended = []
-            for s, rows in enumerate(q.split(width)):
+            for s, rows in enumerate(torch.split(q, width)):
                 past_k, past_v = paths.context(layer, s)
                 keys, values = torch.cat((past_k, node_k[s])), torch.cat((past_v, node_v[s]))
                 attended.append(attend(rows, keys, values, masks[self.config.windows[layer]][s], self._scaling))
@@ -87,6 +89,7 @@ class AutoregressiveHead(DraftHead):
         return hidden.masked_fill((spoiled_features | spoiled_embeds).unsqueeze(-1), float("nan"))
 
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+        """See `DraftHead.forward_text`."""
         aux_hidden_states, spoiled = zero_not_finite(aux_hidden_states)
         features = self.features(aux_hidden_states)
         embeds, spoiled_embeds = zero_not_finite(embed(token_ids[1 : len(aux_hidden_states)]).to(self.dtype))
@@ -111,13 +114,15 @@ class AutoregressiveHead(DraftHead):
 
     @torch.no_grad()
     def read_last_aux_hidden_state(self) -> None:
+        """Set the weights before the layers so that these read the last of the aux hidden states, and no token."""
         super().read_last_aux_hidden_state()
         self.input_proj.weight[:, self.config.hidden_size :].copy_(torch.eye(self.config.hidden_size))
 
     def _entries(self, features: Tensor, embeds: Tensor) -> Tensor:
         """What the layers read: features and embeds [.., hidden] -> [.., hidden]."""
         halves = self.embed_norm(embeds.to(self.dtype)), self.hidden_norm(features)
-        return self.input_proj(torch.cat(halves, dim=-1))
+        entries: Tensor = self.input_proj(torch.cat(halves, dim=-1))
+        return entries
 
     def _text_context(self, features: Tensor, embeds: Tensor) -> list[KeysValues]:
         """Keys and values of the entries [n, hidden] of one text, layer by layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def head_for_target(
     *,
     num_layers: int,
     block_size: int,
-    kind: str = "parallel",
+    kind: Literal["parallel", "autoregressive"] = "parallel",
     mask_token_id: int | None = None,
     num_aux_layers: int | None = None,
     target_layer_ids: Sequence[int] | None = None,
@@ -117,17 +117,17 @@ def _target_layer_ids(
 def _sizes(target: Target) -> dict[str, Any]:
     """Fields of a head's configuration that follow the target; JetSpecError where its config lacks one of them."""
     field = partial(config_field, target.config)
-    heads = field("num_attention_heads", int)
+    heads = field("num_attention_heads", "count")
     return {
         "hidden_size": target.hidden_size,
         "num_attention_heads": heads,
-        "num_key_value_heads": field("num_key_value_heads", int, heads),
-        "head_dim": field("head_dim", int, target.hidden_size // heads),
-        "intermediate_size": field("intermediate_size", int, 4 * target.hidden_size),
-        "rms_norm_eps": field("rms_norm_eps", float, 1e-6),
-        "rope_parameters": rope_like(field("rope_parameters", dict, {})),
+        "num_key_value_heads": field("num_key_value_heads", "count", heads),
+        "head_dim": field("head_dim", "count", target.hidden_size // heads),
+        "intermediate_size": field("intermediate_size", "count", 4 * target.hidden_size),
+        "rms_norm_eps": field("rms_norm_eps", "number", 1e-6),
+        "rope_parameters": rope_like(field("rope_parameters", "mapping", {})),
         "vocab_size": target.vocab_size,
-        "max_position_embeddings": field("max_position_embeddings", int),
+        "max_position_embeddings": field("max_position_embeddings", "count"),
         "num_target_layers": target.num_layers,
     }
 
@@ -149,7 +149,7 @@ def _init_random(head: DraftHead, seed: int) -> None:
 
 @torch.no_grad()
 def _init_from_target(head: DraftHead, target: Target) -> None:
-    decoder = target.model.get_decoder()  # type: ignore[no-untyped-call]
+    decoder: Any = cast(Any, target.model).get_decoder()
     count = len(head.layers)
     if count > target.num_layers:
         raise JetSpecError(f"num_layers is {count}, but init='target' has only {target.num_layers} layers to copy")
@@ -160,7 +160,7 @@ def _init_from_target(head: DraftHead, target: Target) -> None:
             "places its norms elsewhere: use init='random'"
         )
     for norm in (getattr(decoder, "norm", None), sources[0].input_layernorm):
-        if not _is_rms_norm(norm):
+        if not _is_rms_norm(cast("nn.Module | None", norm)):
             raise JetSpecError(
                 f"init='target' needs RMS norms with a weight and no bias; {type(decoder).__name__} has other ones: "
                 "use init='random'"
@@ -168,13 +168,13 @@ def _init_from_target(head: DraftHead, target: Target) -> None:
     for layer, source in zip(head.layers, sources, strict=True):
         _copy_layer(layer, source)
     _copy_if_equal_shape(head.norm.weight, _norm_scale(decoder.norm))
-    input_scales = torch.stack([_norm_scale(source.input_layernorm) for source in sources])
+    input_scales = torch.stack([_norm_scale(cast(Any, source).input_layernorm) for source in sources])
     head.hidden_norm.weight.copy_(input_scales.mean(0))
     head.read_last_aux_hidden_state()
 
 
-def _copy_layer(layer: nn.Module, source: nn.Module) -> None:
-    modules = dict(source.named_modules())
+def _copy_layer(layer: nn.Module, source: Any) -> None:
+    modules: dict[str, Any] = dict(source.named_modules())
     for name, module in layer.named_modules():
         other = modules.get(name)
         if other is None:

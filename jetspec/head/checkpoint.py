@@ -130,7 +130,7 @@ def head_directory(name_or_path: str | os.PathLike[str], *, with_card: bool = Fa
     shipped = shipped_heads()
     if name in shipped:
         return shipped[name]
-    if os.path.isdir(name):
+    if Path(name).is_dir():
         return Path(name)
     try:
         patterns = [CONFIG, "*.safetensors", "*.safetensors.index.json", *(CARD_FILES if with_card else ())]

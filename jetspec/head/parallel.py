@@ -33,7 +33,8 @@ class ParallelHead(DraftHead):
 
     def context(self, aux_hidden_states: Tensor) -> Tensor:
         """Aux hidden states [n, aux_layers * hidden] -> fused context [n, hidden]."""
-        return self.hidden_norm(self.fc(aux_hidden_states.to(self.dtype)))
+        fused: Tensor = self.hidden_norm(self.fc(aux_hidden_states.to(self.dtype)))
+        return fused
 
     def context_kv(self, context: Tensor, positions: Tensor) -> list[KeysValues]:
         """Fused context [n, hidden] at positions [n] -> per layer, keys and values [n, kv_heads, head_dim]."""
@@ -69,7 +70,7 @@ class ParallelHead(DraftHead):
         slots = [slot_index(one, cache.device) for one in context_slots]
 
         def attend_context(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            blocks = zip(q.split(length), k.split(length), v.split(length), strict=True)
+            blocks = zip(*(torch.split(x, length) for x in (q, k, v)), strict=True)
             attended = []
             for sequence, (block_q, block_k, block_v) in enumerate(blocks):
                 past_k, past_v = cache.read(layer, slots[sequence])
@@ -113,7 +114,7 @@ class ParallelHead(DraftHead):
         }
 
         def attend_context(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            rows = zip(*(x.split(group * length) for x in (q, k, v)), strict=True)
+            rows = zip(*(torch.split(x, group * length) for x in (q, k, v)), strict=True)
             attended = []
             for mask, (block_q, block_k, block_v) in zip(masks[self.config.windows[layer]], rows, strict=True):
                 keys, values = torch.cat((past[layer][0], block_k)), torch.cat((past[layer][1], block_v))
@@ -123,6 +124,7 @@ class ParallelHead(DraftHead):
         return self._decode_blocks(block_embeds, positions, attend_context)
 
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+        """See `DraftHead.forward_text`; with a transition some blocks are trained without it."""
         known = block_tokens(token_ids, anchors, self.config.block_size - 1)
         block = torch.full((len(anchors), self.config.block_size), self.mask_token_id, device=anchors.device)
         block[:, 0] = known[:, 0]
@@ -140,7 +142,8 @@ class ParallelHead(DraftHead):
             # Drafting takes each depth's candidates from the layers alone, so these must stay good on their own.
             with_shift = torch.arange(len(anchors), device=anchors.device) % LAYERS_ALONE_EVERY != 0
             shift = shift * with_shift[:, None, None]
-        return hidden + shift.to(hidden.dtype)
+        drafts: Tensor = hidden + shift.to(hidden.dtype)
+        return drafts
 
     @property
     def mask_token_id(self) -> int:
@@ -151,7 +154,8 @@ class ParallelHead(DraftHead):
     def _decode_blocks(self, embeds: Tensor, positions: Tensor, attend_context: Attend) -> Tensor:
         """Run the layers over all block rows at once; `attend_context` is what differs between use and training."""
         x = self._decode(embeds.flatten(0, 1).to(self.dtype), positions.flatten(), attend_context)
-        return self.norm(x).view(embeds.shape).to(embeds.dtype)
+        hidden: Tensor = self.norm(x)
+        return hidden.view(embeds.shape).to(embeds.dtype)
 
     def _masks(self, positions: Tensor, context_slots: Sequence[Tensor], window: int | None) -> list[Tensor | None]:
         """For each sequence, bool [B, context + B], or None where every row sees everything."""
@@ -165,7 +169,7 @@ class ParallelHead(DraftHead):
         return [torch.cat((context, block), dim=-1) for context, block in zip(before, within, strict=True)]
 
     def _own_block_mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """Positions [A, B] -> bool [A, B, A * B]: a row sees rows of its own block only."""
+        """Rows of its own block that a row sees, for positions [A, B]: bool [A, B, A * B]."""
         blocks, length = positions.shape
         same = torch.eye(blocks, dtype=torch.bool, device=positions.device)[:, None, :, None]
         within = block_mask(positions, self.config.causal, window)[:, :, None, :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from jetspec.errors import JetSpecError
 
@@ -27,13 +27,13 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def config_field(config: Any, name: str, kind: type, default: Any = None) -> Any:
+def config_field(config: Any, name: str, kind: Literal["count", "number", "mapping"], default: Any = None) -> Any:
     """The value of one field of a target's config.
 
     Args:
         config: the config of the text model.
         name: a key of `SPELLINGS`.
-        kind: what the value must be: int (at least 1), float (above 0) or dict.
+        kind: what the value must be: a whole number of at least 1, a number above 0, or a mapping.
         default: the value where the config has the field under no name, or as None.
 
     Raises:
@@ -42,13 +42,12 @@ def config_field(config: Any, name: str, kind: type, default: Any = None) -> Any
     """
     family = getattr(config, "model_type", "") or type(config).__name__
     for spelling in SPELLINGS[name]:
-        value = getattr(config, spelling, None)
+        value: Any = getattr(config, spelling, None)
         if value is None:
             continue
-        accepted = (int, float) if kind is float else kind
-        if isinstance(value, accepted) and not isinstance(value, bool) and (kind is dict or value > 0):
+        if _is_a(value, kind):
             return value
-        wanted = {int: "one whole number of at least 1", float: "a number above 0", dict: "a mapping"}[kind]
+        wanted = {"count": "one whole number of at least 1", "number": "a number above 0", "mapping": "a mapping"}[kind]
         raise JetSpecError(
             f"the config of this {family} model has {spelling}={value!r:.80}: must be {wanted}; set it in the "
             "target's config.json, or use a target of another family"
@@ -59,3 +58,10 @@ def config_field(config: Any, name: str, kind: type, default: Any = None) -> Any
             "the target's config.json, or use a target of another family"
         )
     return default
+
+
+def _is_a(value: Any, kind: Literal["count", "number", "mapping"]) -> bool:
+    if kind == "mapping":
+        return isinstance(value, dict)
+    allowed = int if kind == "count" else (int, float)
+    return isinstance(value, allowed) and not isinstance(value, bool) and value > 0

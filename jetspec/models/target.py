@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jetspec.attention.batch_invariant import (
@@ -51,20 +51,20 @@ class Target:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
         use_row_attention(model)
         check_causal_lm(model)
-        self.model = model.eval().requires_grad_(False)
+        self.model: PreTrainedModel = cast(Any, model).eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
         self.config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, model.dtype
-        self.hidden_size: int = config_field(self.config, "hidden_size", int)
-        self.num_layers: int = config_field(self.config, "num_hidden_layers", int)
+        self.hidden_size: int = config_field(self.config, "hidden_size", "count")
+        self.num_layers: int = config_field(self.config, "num_hidden_layers", "count")
         self._embedding = cast(Any, model.get_input_embeddings())
-        self._lm_head = cast(Any, model.get_output_embeddings())
+        self._lm_head = cast(Any, model).get_output_embeddings()
         self.vocab_size: int = self._lm_head.weight.shape[0]
         self.num_embeddings: int = self._embedding.weight.shape[0]
         self.max_context = context_limit(self.config)
         self.eos_token_ids = eos_token_ids(model, tokenizer)
-        self._decoder = model.get_decoder()
+        self._decoder: nn.Module = cast(Any, model).get_decoder()
         self._layers = decoder_layers(self._decoder, self.num_layers)
         self._attention = probe_layers(model, self.num_layers)
         self.tile_sizes: tuple[int, ...] = ()
@@ -212,7 +212,8 @@ class Target:
                 size = next_tile(len(batch) - start, self.tile_sizes)
                 tile = RowTile(batch, start, min(start + size, len(batch)), share_keys=share_keys)
                 ids, positions = (
-                    F.pad(x[start : tile.stop], (0, size - len(tile))) for x in (batch.token_ids, batch.positions)
+                    functional.pad(x[start : tile.stop], (0, size - len(tile)))
+                    for x in (batch.token_ids, batch.positions)
                 )
                 chosen = ((wanted >= start) & (wanted < tile.stop)).nonzero().flatten()
                 # The output projection, too, runs on all rows of a tile or on none.
@@ -227,7 +228,7 @@ class Target:
         return torch.cat(logits)[order], [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Ids [..] -> embeddings [.., hidden_size], as the model's embedding module gives them.
+        """Embeddings of ids [..]: [.., hidden_size], as the model's embedding module gives them.
 
         Raises:
             JetSpecError: an id on the CPU lies outside the embedding. Ids on an accelerator are not read, as that would
@@ -235,15 +236,18 @@ class Target:
         """
         if ids.device.type == "cpu" and ids.numel():
             self._check_id_range(int(ids.min()), int(ids.max()))
-        return self._embedding(ids.to(self.device))
+        embeddings: Tensor = self._embedding(ids.to(self.device))
+        return embeddings
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Hidden [.., hidden_size] -> logits [.., vocab_size]: the plain output projection, no cap or scale."""
-        return self._lm_head(hidden)
+        """Logits [.., vocab_size] of hidden [.., hidden_size]: the plain output projection, no cap or scale."""
+        logits: Tensor = self._lm_head(hidden)
+        return logits
 
     def lm_head_rows(self, ids: Tensor) -> Tensor:
-        """Ids [..] -> [.., hidden_size]: what `lm_head` multiplies a hidden state with for these tokens' logits."""
-        return self._lm_head.weight[ids]
+        """What `lm_head` multiplies a hidden state with for the logits of ids [..]: [.., hidden_size]."""
+        rows: Tensor = self._lm_head.weight[ids]
+        return rows
 
     def validate_target_layer_ids(self, target_layer_ids: Sequence[int]) -> tuple[int, ...]:
         """The layers as a tuple. Raises JetSpecError unless they are distinct layers of this model."""
@@ -283,7 +287,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_to
 
 
 def default_target_layer_ids(num_layers: int, n: int) -> list[int]:
-    """N layers spread evenly from 1 to num_layers - 3 (n = 1: the middle layer). JetSpecError where there are none."""
+    """Spread n layers evenly from 1 to num_layers - 3; one is the middle layer. JetSpecError if they do not fit."""
     if n == 1 and num_layers >= 1:
         return [num_layers // 2]
     first, last = 1, num_layers - 3
@@ -295,7 +299,7 @@ def default_target_layer_ids(num_layers: int, n: int) -> list[int]:
 def check_causal_lm(model: PreTrainedModel) -> None:
     """Raise JetSpecError unless the model has an output projection and can compute chosen logits only."""
     name = type(model).__name__
-    if model.get_output_embeddings() is None:
+    if cast(Any, model).get_output_embeddings() is None:
         raise JetSpecError(f"{name} has no lm_head; a target is a causal language model (a ...ForCausalLM class)")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise JetSpecError(f"{name}.forward takes no logits_to_keep; this model is not supported")
@@ -307,7 +311,7 @@ def context_limit(config: Any) -> int:
     LongRoPE rotates all keys anew once a sequence outgrows the original context, and would do so for every sequence
     of a batch, so such a model is held to its original context.
     """
-    limit: int = config_field(config, "max_position_embeddings", int)
+    limit: int = config_field(config, "max_position_embeddings", "count")
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         if parameters.get("rope_type") == "longrope":
@@ -340,7 +344,7 @@ def captured_outputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
     """Collect the first output tensor of each module, in the order of `modules`, while the context is open."""
     outputs: list[Any] = [None] * len(modules)
 
-    def keep(index: int, module: nn.Module, args: Any, output: Any) -> None:
+    def keep(index: int, _module: nn.Module, _args: Any, output: Any) -> None:
         outputs[index] = output if isinstance(output, Tensor) else output[0]
 
     handles = [module.register_forward_hook(partial(keep, index)) for index, module in enumerate(modules)]

@@ -73,11 +73,11 @@ def test_saving_replaces_whole_files_and_leaves_no_others(tmp_path, monkeypatch)
     save_head(tiny_head(1), tmp_path)
     before = hidden(load_head(tmp_path))
 
-    def full_disk(*args):
+    def full_disk(*_):
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "replace", full_disk)
+        patch.setattr(checkpoint.Path, "replace", full_disk)
         with pytest.raises(OSError, match="no space"):
             save_head(tiny_head(2), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
@@ -204,7 +204,7 @@ def test_broken_folders_are_explained(tmp_path, file, content, message):
 
 def test_alias_of_a_shipped_head(tmp_path, monkeypatch):
     save_head(tiny_head(6), tmp_path / "heads" / "tiny-alias")
-    monkeypatch.setattr(checkpoint.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(checkpoint.resources, "files", lambda _: tmp_path)
     assert list(checkpoint.shipped_heads()) == ["tiny-alias"]
     assert torch.equal(hidden(load_head("tiny-alias")), hidden(tiny_head(6)))
 

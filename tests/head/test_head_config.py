@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
+from jetspec.engine.drafters.head import HeadDrafter
 from jetspec.errors import JetSpecError
-from jetspec.head import HeadConfig
+from jetspec.head import HeadConfig, head_for_target
 from tests.helpers.tiny import tiny_target
 from tests.helpers.tiny_head import WINDOWED, tiny_config
 
@@ -230,6 +231,22 @@ def test_head_fits_its_target_and_no_other():
             tiny_config(**{**settings, name: value}).validate_for(target)
     with pytest.raises(JetSpecError, match="mask_token_id is 128, but the target embeds only 128 tokens"):
         tiny_config(**{**settings, "mask_token_id": 128}).validate_for(target)
+
+
+def test_a_head_may_have_the_vocabulary_of_the_tokenizer_where_the_target_is_padded():
+    target = tiny_target("llama")
+    settings = {"hidden_size": 48, "num_target_layers": 6, "mask_token_id": 127}
+    tiny_config(**settings, vocab_size=120).validate_for(target)
+
+
+def test_a_head_on_another_device_than_its_target_is_refused():
+    target = tiny_target("llama")
+    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=127)
+    head.validate_for(target)
+    with pytest.raises(JetSpecError, match=r"device is meta, the target's is cpu: .*head\.to\('cpu'\)"):
+        head.to("meta").validate_for(target)
+    with pytest.raises(JetSpecError, match="device is meta"):
+        HeadDrafter(head.to("meta")).prepare(target, 2, 4)
 
 
 @pytest.mark.parametrize(

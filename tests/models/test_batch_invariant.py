@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from jetspec.attention import batch_invariant
 from jetspec.attention.batch_invariant import next_tile, row_independent
@@ -168,8 +168,8 @@ def test_keys_in_order_of_position() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_elementwise_functions_have_one_code_for_all_places(dtype: torch.dtype, name: str, width: int) -> None:
     function: Any = {
-        "silu": F.silu,
-        "gelu": lambda x: F.gelu(x, approximate="tanh"),
+        "silu": functional.silu,
+        "gelu": lambda x: functional.gelu(x, approximate="tanh"),
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
     }[name]
@@ -254,7 +254,7 @@ def test_answers_equal_plain_decoding_alone(kind: str, dtype: torch.dtype) -> No
 def test_the_check_names_the_layer_that_mixes_rows() -> None:
     model = tiny_llama().to(torch.bfloat16)
     target = Target.from_model(model, name="mixing")
-    model.model.layers[2].mlp.register_forward_hook(lambda module, args, output: output + output.mean(1, keepdim=True))
+    model.model.layers[2].mlp.register_forward_hook(lambda _, __, output: output + output.mean(1, keepdim=True))
     with pytest.raises(JetSpecError, match=r"mixing.*bfloat16.*decoder layer 2"):
         Engine(target, batch_invariant=True, num_blocks=4)
 
@@ -263,7 +263,7 @@ def test_the_check_names_the_layer_that_mixes_rows() -> None:
 def test_a_tile_size_with_other_bits_is_not_used(size: int) -> None:
     model = tiny_llama()
 
-    def shift(module: Any, args: Any, output: Tensor) -> Tensor:
+    def shift(_: Any, __: Any, output: Tensor) -> Tensor:
         return output + (output.shape[1] == size)
 
     model.model.layers[3].mlp.register_forward_hook(shift)
@@ -291,7 +291,7 @@ def test_tiles_are_at_least_half_full() -> None:
 def test_the_check_sees_the_logits() -> None:
     model = tiny_llama()
     target = Target.from_model(model)
-    model.lm_head.register_forward_hook(lambda module, args, output: output + output.mean())
+    model.lm_head.register_forward_hook(lambda _, __, output: output + output.mean())
     with pytest.raises(JetSpecError, match="the logits"):
         target.as_batch_invariant()
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from jetspec.errors import JetSpecError
+from jetspec.fingerprint import file_fingerprint
 from jetspec.models import gguf as gguf_module
-from jetspec.models.gguf import converted, fingerprint
+from jetspec.models.gguf import CONVERSION_VERSION, converted
 from jetspec.models.loading import ALIASES, Alias, load_target, resolve_dtype, resolve_source
 from tests.helpers.forest import Part, Pool, plain_forward, random_ids
 from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_llama, tiny_qwen3, tiny_tokenizer
@@ -115,6 +116,10 @@ def write_gguf(path: Path) -> None:
     writer.close()
 
 
+def folder_name(file: Path) -> str:
+    return f"{file.stem}-{file_fingerprint(file, salt=CONVERSION_VERSION)[:12]}"
+
+
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
@@ -131,15 +136,15 @@ def test_a_gguf_file_is_converted_once_and_gives_the_same_logits(gguf_file, tmp_
     assert target.tokenizer.decode(target.tokenizer("hi ü")["input_ids"]) == "hi ü"
     chat = target.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert chat == "<|user|>x<|end|>"
-    assert [entry.name for entry in tmp_path.iterdir()] == [f"tiny-{fingerprint(gguf_file)}"]
+    assert [entry.name for entry in tmp_path.iterdir()] == [folder_name(gguf_file)]
 
-    monkeypatch.setattr(gguf_module, "convert_gguf", lambda *args: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf_module, "convert_gguf", lambda *_: pytest.fail("converted again"))
     again = load_target(str(gguf_file), device="cpu", cache_dir=str(tmp_path))
     assert torch.equal(again.model.lm_head.weight, target.model.lm_head.weight)
 
 
 def test_a_killed_conversion_leaves_no_half_model(gguf_file, tmp_path, monkeypatch):
-    def killed(file: Path, directory: Path) -> None:
+    def killed(_: Path, directory: Path) -> None:
         (directory / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
@@ -154,8 +159,8 @@ def test_a_killed_conversion_leaves_no_half_model(gguf_file, tmp_path, monkeypat
 
 
 def test_of_two_conversions_at_once_the_first_to_finish_stays(gguf_file, tmp_path, monkeypatch):
-    def overtaken(file: Path, directory: Path) -> None:
-        winner = tmp_path / f"tiny-{fingerprint(gguf_file)}"
+    def overtaken(_: Path, directory: Path) -> None:
+        winner = tmp_path / folder_name(gguf_file)
         winner.mkdir()
         (winner / "from").write_text("the other")
         (directory / "from").write_text("this one")
@@ -169,9 +174,10 @@ def test_another_file_of_the_same_name_is_converted_anew(tmp_path):
     first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
     first.write_bytes(b"x" * (3 << 20) + b"1")
     second.write_bytes(b"x" * (3 << 20) + b"2")
-    assert fingerprint(first) != fingerprint(second)
+    assert file_fingerprint(first) != file_fingerprint(second)
+    assert file_fingerprint(first) != file_fingerprint(first, salt="2")
     second.write_bytes(first.read_bytes())
-    assert fingerprint(first) == fingerprint(second)
+    assert file_fingerprint(first) == file_fingerprint(second)
 
 
 def test_a_broken_gguf_file_is_refused(tmp_path):

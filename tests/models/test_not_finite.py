@@ -37,20 +37,20 @@ def ancestors_and_self(parents: torch.Tensor, row: int) -> list[int]:
     return found
 
 
-def check(target: Target, parents: torch.Tensor, spoiled_row: int, context: int = 11) -> None:
-    """Score a tree with and without a spoiled row, beside a chain of another sequence."""
+def check(target: Target, parents: torch.Tensor, spoiled_row: int, context: int = 11, beside: int = 3) -> None:
+    """Score a tree with and without a spoiled row, beside a chain of another sequence, of `beside` rows."""
     ids = random_ids(len(parents), seed=3) % SPOILED
-    beside = Part.chain(1, random_ids(3, seed=4) % SPOILED)
+    others = [Part.chain(1, random_ids(beside, seed=4) % SPOILED)] if beside else []
     outputs, pools = [], []
     for last in (int(ids[spoiled_row]), SPOILED):
         pool = Pool(target, 2, target_layer_ids=LAYERS)
         pool.prefill(0, random_ids(context, seed=5) % SPOILED)
         tree = ids.clone()
         tree[spoiled_row] = last
-        outputs.append(pool.forward([Part(0, tree, parents), beside], final_hidden=True))
+        outputs.append(pool.forward([Part(0, tree, parents), *others], final_hidden=True))
         pools.append(pool)
     clean = [row for row in range(len(parents)) if spoiled_row not in ancestors_and_self(parents, row)]
-    rows = [*clean, *range(len(parents), len(parents) + 3)]
+    rows = [*clean, *range(len(parents), len(parents) + beside)]
     for expected, got in zip(*outputs, strict=True):
         torch.testing.assert_close(got[rows], expected[rows], atol=1e-5, rtol=1e-5)
     lost = [row for row in range(len(parents)) if row not in clean]
@@ -77,11 +77,12 @@ def test_a_spoiled_prompt_token_reaches_none_before_it(kind):
 @torch.inference_mode()
 @pytest.mark.parametrize("parents", [PARENTS, torch.arange(-1, 6)])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_batch_invariant_targets_keep_spoiled_rows_apart(kind, parents):
+@pytest.mark.parametrize("beside", [0, 3])
+def test_batch_invariant_targets_keep_spoiled_rows_apart(kind, parents, beside):
     target = target_with_a_spoiled_token(kind, 0.0)
     invariant = target.as_batch_invariant()
     target.model.get_input_embeddings().weight[SPOILED] = float("nan")
-    check(invariant, parents, 2)
+    check(invariant, parents, 2, beside=beside)
 
 
 @torch.inference_mode()

@@ -68,7 +68,7 @@ def test_outputs_carry_no_autograd_history():
 def test_hooks_are_removed_when_the_forward_fails(monkeypatch):
     target = tiny_target("llama")
 
-    def fail(*args, **kwargs):
+    def fail(*_, **__):
         raise RuntimeError("no")
 
     monkeypatch.setattr(target_module, "row_attention", fail)
@@ -196,14 +196,18 @@ def chunked():
 def attention_free_layer():
     model = tiny_llama()
     attention = model.model.layers[3].self_attn
-    attention.forward = lambda hidden_states, **kwargs: (hidden_states, None)
+    attention.forward = lambda hidden_states, **_: (hidden_states, None)
     return model
+
+
+def refused_family(family):
+    return tiny_family(family, partial_rotary_factor=0.5)
 
 
 def own_code_fails():
     model = tiny_llama()
 
-    def fail(*args, **kwargs):
+    def fail(*_, **__):
         raise RuntimeError("no such buffer")
 
     model.model.layers[1].mlp.forward = fail
@@ -232,11 +236,11 @@ def no_extra_keywords():
         (attention_free_layer, r"layers \[3\]"),
         (lambda: LlamaModel(tiny_llama().config), "lm_head"),
         (
-            lambda: tiny_family("stablelm", partial_rotary_factor=0.5),
+            lambda: refused_family("stablelm"),
             "'stablelm'.*not supported.*attention.*another family",
         ),
         (
-            lambda: tiny_family("nemotron", partial_rotary_factor=0.5),
+            lambda: refused_family("nemotron"),
             "'nemotron'.*not supported.*attention.*another family",
         ),
         (own_code_fails, "'llama'.*not supported.*no such buffer.*another family"),
@@ -251,7 +255,7 @@ def test_models_that_cannot_be_honoured_are_refused_by_name(build, message):
 @pytest.mark.parametrize("family", ["stablelm", "nemotron"])
 def test_a_refusal_names_nothing_of_the_package(family):
     with pytest.raises(JetSpecError) as refusal:
-        Target.from_model(tiny_family(family, partial_rotary_factor=0.5))
+        Target.from_model(refused_family(family))
     for internal in ("jetspec", "row", "Target.", "forward"):
         assert internal not in str(refusal.value)
 
@@ -269,6 +273,6 @@ def test_a_refusal_names_nothing_of_the_package(family):
 )
 def test_attention_keywords_that_change_the_result_are_refused(keywords, message):
     x = torch.zeros(1, 2, 3, 4)
-    given = {"query": x, "key": x, "value": x, "row_attention": lambda q, *args, **kwargs: q, **keywords}
+    given = {"query": x, "key": x, "value": x, "row_attention": lambda q, *_, **__: q, **keywords}
     with pytest.raises(JetSpecError, match=message):
         attention_over_rows(tiny_llama().model.layers[0].self_attn, **given)
