@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import jetspec.engine.engine as engine_module
+import jetspec.engine.accept as accept_module
 from jetspec.cli.demo import PROMPTS
-from tests.helpers.cli import call, models, trusting_walk
+from tests.helpers.cli import call, models, trusting_next_token
 
 
 def test_demo_prints_the_table(folder: Path) -> None:
@@ -33,7 +33,7 @@ def test_demo_json_is_the_table_alone(folder: Path) -> None:
 
 
 def test_demo_fails_where_tokens_differ(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "walk", trusting_walk)
+    monkeypatch.setattr(accept_module, "next_token", trusting_next_token)
     result = call("demo", *models(folder), "--max-tokens", 8, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["identical"] is False

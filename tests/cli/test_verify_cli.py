@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import jetspec.engine.engine as engine_module
-from tests.helpers.cli import call, models, trusting_walk
+import jetspec.engine.accept as accept_module
+from tests.helpers.cli import call, models, trusting_next_token
 
 
 def test_verify_passes_and_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_verify_passes_and_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     good = call("verify", *options)
     assert good.exit_code == 0, good.output
     assert "differs" not in good.stdout
-    monkeypatch.setattr(engine_module, "walk", trusting_walk)
+    monkeypatch.setattr(accept_module, "next_token", trusting_next_token)
     bad = call("verify", *options)
     assert bad.exit_code == 1
     for word in ("first difference", "position", "context", "plain", "draft", "token "):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-import jetspec.engine.engine as engine_module
+import jetspec.engine.accept as accept_module
 from jetspec.cli import app
 
 COMMANDS = ("demo", "generate", "train", "bench", "export", "verify", "inspect")
@@ -20,9 +20,10 @@ def models(folder: Path, budget: int | str = 32) -> tuple[object, ...]:
     return ("--target", folder / "target", "--draft", folder / "head", "--tree-budget", budget)
 
 
-walk = engine_module.walk
+next_token = accept_module.next_token
 
 
-def trusting_walk(tokens, parents, pick, **options):
-    """A fault: takes the first draft token for the target's own choice."""
-    return walk(tokens, parents, lambda row: tokens[parents.index(row)] if row in parents else pick(row), **options)
+def trusting_next_token(scheduled, row, logits, choices):
+    """A fault, in place of `next_token`: takes the first draft token for the target's own choice."""
+    tokens, parents = (values[scheduled.num_known :] for values in (scheduled.token_ids, scheduled.parents))
+    return tokens[parents.index(row)] if row in parents else next_token(scheduled, row, logits, choices)
