@@ -17,6 +17,7 @@ from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 from jetspec.verify import Report, next_logits, verify
 from jetspec.verify.distribution import OTHER, cell_of, chi_square, partition
+from tests.helpers.cli import trusting_next_token
 from tests.helpers.tiny import VOCAB_SIZE, tiny_target
 
 # A third of the vocabulary fits in a tree, so that even a random head's drafts are accepted, all over the tree.
@@ -62,14 +63,7 @@ def test_lossless_decoding_passes(target: Target, head: DraftHead, prompts: list
 def test_accepting_drafts_unseen_is_found(
     target: Target, head: DraftHead, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    next_token = accept_module.next_token
-
-    def trusting(scheduled, row, *logits):
-        """The first draft below a row, whatever the target says of it."""
-        parents = scheduled.parents
-        return scheduled.token_ids[parents.index(row)] if row in parents else next_token(scheduled, row, *logits)
-
-    monkeypatch.setattr(accept_module, "next_token", trusting)
+    monkeypatch.setattr(accept_module, "next_token", trusting_next_token)
     report = run(target, head, prompts)
     assert not report.passed
     assert not any(check.passed for check in report.token_checks)
@@ -96,7 +90,7 @@ def test_a_wrong_distribution_is_found(
     """A fault that plain decoding shares leaves the tokens equal: only the goodness of fit shows it."""
     sample = accept_module.sample
     monkeypatch.setattr(accept_module, "sample", lambda logits, *rest: sample(logits / 1.4, *rest))
-    report = run(target, head, prompts, samples=500)
+    report = run(target, head, prompts, samples=600)
     sampled = [check for check in report.token_checks if check.name == "seeded sampling"]
     assert all(check.passed for check in sampled)
     assert not report.fit.passed

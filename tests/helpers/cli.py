@@ -24,7 +24,6 @@ next_token = accept_module.next_token
 
 
 def trusting_next_token(scheduled, row, logits, choices):
-    """A fault: takes the first draft token for the target's own choice."""
-    tokens, parents = scheduled.token_ids[scheduled.num_known :], scheduled.parents[scheduled.num_known :]
-    own = next_token(scheduled, row, logits, choices)
-    return tokens[parents.index(row)] if row in parents[1:] else own
+    """A fault, in place of `next_token`: takes the first draft token for the target's own choice."""
+    tokens, parents = (values[scheduled.num_known :] for values in (scheduled.token_ids, scheduled.parents))
+    return tokens[parents.index(row)] if row in parents else next_token(scheduled, row, logits, choices)

@@ -154,7 +154,7 @@ def _auto_drafter(target: Target, method: str, head_window: int | None, head_cau
     else:
         try:
             head = load_head(name, device=target.device, dtype=target.dtype, causal=head_causal)
-            head.config.validate_for(target)
+            head.validate_for(target)
             logger.info("draft: the head %r, %s", name, origin)
             return head_drafter(head, chain=chain, window=head_window)
         except JetSpecError as error:
