@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": ENGINE,
     "outputs": ENGINE,
     "dispatcher": {"outputs"} | ENGINE,
-    "inputs": {"prompts"} | ENGINE,
+    "inputs": ENGINE,
     "llm": {"dispatcher", "inputs", "outputs", "prompts"} | ENGINE,
     "async_llm": {"llm", "dispatcher", "inputs", "outputs"} | ENGINE,
     "verify": {"llm"} | ENGINE,
