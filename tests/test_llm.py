@@ -43,17 +43,17 @@ def test_chat_takes_one_conversation_or_a_list(llm: LLM) -> None:
     assert [o.outputs for o in two] == [one[0].outputs] * 2
 
 
-def test_switches_reach_the_chat_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_reach_the_chat_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = llm.target.tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + "{% if brief %}(brief){% endif %}")
-    talk, switches = [{"role": "user", "content": "hi"}], {"brief": True}
-    [output] = llm.chat(talk, GREEDY, chat_template_kwargs=switches)
+    talk, kwargs = [{"role": "user", "content": "hi"}], {"brief": True}
+    [output] = llm.chat(talk, GREEDY, chat_template_kwargs=kwargs)
     assert output.prompt == "<|user|>hi<|end|><|assistant|>(brief)"
-    assert llm.encode_prompts(["hi", talk], chat_template_kwargs=switches) == [output.prompt_token_ids] * 2
-    pieces = [piece.text for piece in llm.stream_chat(talk, GREEDY, chat_template_kwargs=switches)]
+    assert llm.encode_prompts(["hi", talk], chat_template_kwargs=kwargs) == [output.prompt_token_ids] * 2
+    pieces = [piece.text for piece in llm.stream_chat(talk, GREEDY, chat_template_kwargs=kwargs)]
     assert "".join(pieces) == output.outputs[0].text
     assert llm.chat(talk, GREEDY)[0].prompt == "<|user|>hi<|end|><|assistant|>"
-    with pytest.raises(JetSpecError, match="chat template refuses"):
+    with pytest.raises(JetSpecError, match="does not use 'tokenize'"):
         llm.chat(talk, GREEDY, chat_template_kwargs={"tokenize": True})
 
 
@@ -312,6 +312,6 @@ def test_pieces_and_the_outputs_of_failed_requests_carry_the_text_of_their_token
 
 
 def test_log_probabilities_without_a_tokenizer_have_no_text() -> None:
-    llm = LLM(tiny_target(), num_blocks=20)
+    llm = LLM(tiny_target(), None, num_blocks=20)
     [output] = llm.generate([1, 2, 3], SamplingParams(max_tokens=3, logprobs=1, prompt_logprobs=1))
     assert [e.decoded_token for entry in all_entries(output) for e in entry.values()].count(None) >= 5

@@ -27,7 +27,7 @@ from jetspec.cli.common import (
 
 if TYPE_CHECKING:
     from jetspec.llm import LLM
-    from jetspec.requests import RequestOutput
+    from jetspec.outputs import RequestOutput
 
 PROMPTS = (
     "A bakery packs its rolls in bags of 8. On Friday it filled 15 bags and had 6 rolls left over. "

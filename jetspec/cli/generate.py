@@ -28,7 +28,7 @@ from jetspec.errors import JetSpecError
 from jetspec.prompts import PromptInput, read_prompts, shown
 
 if TYPE_CHECKING:
-    from jetspec.requests import RequestOutput
+    from jetspec.outputs import RequestOutput
 
 
 @takes_groups

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
@@ -18,7 +17,6 @@ from jetspec.head.layers import HeadLayer, Rotary
 if TYPE_CHECKING:
     from jetspec.models.target import Target
 
-logger = logging.getLogger(__name__)
 
 KeysValues = tuple[Tensor, Tensor]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -37,7 +35,6 @@ class DraftHead(nn.Module, ABC):
         self.layers = cast("list[HeadLayer]", layers)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config)
-        self._reported_not_finite = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,26 +70,6 @@ class DraftHead(nn.Module, ABC):
                 f"the draft head's device is {self.device}, the target's is {target.device}: load the head with "
                 f"load_head(..., device={str(target.device)!r}), or move it with head.to({str(target.device)!r})"
             )
-
-    def report_if_not_finite(self, scores: Tensor) -> bool:
-        """Log a warning, once for this head, where its scores hold NaN or infinity.
-
-        Args:
-            scores: logits or log probabilities of tokens, of any shape. -inf is the score of a token that is excluded.
-
-        Returns:
-            Whether all scores can be drafted from. Reading them waits for an accelerator, unless they are on the CPU.
-        """
-        usable = not bool((scores.isnan() | scores.isposinf()).any())
-        if not usable and not self._reported_not_finite:
-            self._reported_not_finite = True
-            logger.warning(
-                "the draft head's logits are not finite in %s, so its drafts are not accepted and decoding is no "
-                "faster than without it. Load it in another number type (load_head(..., dtype=torch.float32)), or "
-                "check its weights.",
-                self.dtype,
-            )
-        return usable
 
     @abstractmethod
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from jetspec.errors import JetSpecError
 from jetspec.llm import LLM
 from jetspec.models.target import Target
-from jetspec.requests import RequestOutput
+from jetspec.outputs import RequestOutput
 from jetspec.sampling import SamplingParams
 from jetspec.verify.distribution import FitCheck, fit_check
 from jetspec.verify.logits import next_logits

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jetspec.engine.drafters.head import HeadDrafter
 from transformers import Qwen3Config
 
-from jetspec.engine.drafters.head import HeadDrafter
 from jetspec.errors import JetSpecError
 from jetspec.head import HeadConfig, head_for_target
 from tests.helpers.tiny import tiny_target

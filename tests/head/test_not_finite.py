@@ -91,31 +91,6 @@ def test_gradients_stay_finite_where_no_block_sees_the_value(kind):
     assert all(p.grad is None or p.grad.isfinite().all() for p in head.parameters())
 
 
-def test_logits_that_are_not_finite_are_reported_once(caplog):
-    head, other = tiny_head(), tiny_head()
-    with caplog.at_level(logging.WARNING, "jetspec"):
-        assert head.report_if_not_finite(torch.tensor([1.0, float("-inf")]))
-        assert not caplog.records
-        for value in (float("nan"), float("inf")):
-            assert not head.report_if_not_finite(torch.tensor([1.0, value]))
-        assert len(caplog.records) == 1
-        assert not other.report_if_not_finite(torch.tensor([float("nan")]))
-    assert len(caplog.records) == 2
-    assert "not finite" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("own", "wanted", "scale", "loaded"),
-    [
-        (torch.bfloat16, torch.float16, 1.0, torch.bfloat16),
-        (torch.bfloat16, torch.float32, 1.0, torch.float32),
-        (torch.float32, torch.float16, 1.0, torch.float16),
-        (torch.float32, torch.float16, 1e6, torch.float32),
-        (torch.float32, torch.bfloat16, 1e6, torch.bfloat16),
-        (torch.float16, torch.bfloat16, 1.0, torch.bfloat16),
-        (torch.float16, torch.float32, 1.0, torch.float32),
-    ],
-)
 def test_a_head_keeps_its_type_where_the_wanted_one_overflows(tmp_path, caplog, own, wanted, scale, loaded):
     head = tiny_head(5)
     with torch.no_grad():
