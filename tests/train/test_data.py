@@ -58,7 +58,9 @@ def test_no_turn_of_a_held_out_conversation_is_trained_on(
 ) -> None:
     # Each conversation's first turn is also a row of its own.
     rows = [r for i in range(12) for r in (talk(f"q{i}", "a", f"r{i}", "b"), {"prompt": f"q{i}"})]
-    training, held_out = gather(target, make_config(prompts=write(tmp_path / "p.jsonl", *rows), max_prompts=None))
+    training, held_out = gather(
+        target, make_config(prompts=write(tmp_path / "p.jsonl", *rows), max_prompts=None, eval_prompts=4)
+    )
     trained = {p.token_ids for p in training}
     assert len(held_out) == 4
     for prompt in held_out:
