@@ -46,8 +46,8 @@ def make_config(prompts_file: Path, tmp_path: Path) -> Callable[..., TrainConfig
 @pytest.fixture(scope="session")
 def trained(target: Target, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A run over all 200 prompts, long enough for the head to learn."""
-    size = {"max_prompts": None, "eval_prompts": 4, "max_steps": 40, "eval_every": 40, "shard_sequences": 64}
-    step = {"blocks_per_step": 48, "learning_rate": 4e-3}
+    size = {"max_prompts": None, "eval_prompts": 4, "max_tokens": 24, "shard_sequences": 64}
+    step = {"max_steps": 60, "eval_every": 60, "blocks_per_step": 64, "transition_size": None}
     output = tmp_path_factory.mktemp("trained")
     config = TrainConfig(**{**SETTINGS, **size, **step, "prompts": prompts_file, "output": output})
     losses: list[float] = []
