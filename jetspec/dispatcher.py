@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError, RequestError
@@ -212,5 +212,5 @@ class Dispatcher:
 def _answers(params: SamplingParams) -> list[SamplingParams]:
     """One set of parameters for each of `n` answers; the first answer is that of `n=1`."""
     if params.seed is None:
-        return [replace(params, n=1)] * params.n
-    return [replace(params, n=1, seed=child_seed(params.seed, i)) for i in range(params.n)]
+        return [params.replace(n=1)] * params.n
+    return [params.replace(n=1, seed=child_seed(params.seed, i)) for i in range(params.n)]

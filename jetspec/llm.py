@@ -27,8 +27,8 @@ from jetspec.inputs import (
 )
 from jetspec.models.loading import load_target, resolve_dtype
 from jetspec.models.target import Target
-from jetspec.prompts import PromptInput, is_conversation
 from jetspec.outputs import RequestOutput, StreamOutput
+from jetspec.prompts import PromptInput, is_conversation
 from jetspec.sampling import SamplingParams
 
 #: Called with the prompt's index, its new token ids and the text they complete.

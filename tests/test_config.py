@@ -76,3 +76,12 @@ def test_facts_of_an_option_are_read_back() -> None:
     assert option_extra(field, "flags") == ("--deep",)
     assert option_extra(field, "group") == "Shape"
     assert option_extra(field, "free", False) is False
+
+
+def test_errors_advise_the_fix_of_an_option() -> None:
+    class Dial(Config):
+        heat: float | None = option(None, help="Heat.", ge=0, allow_inf_nan=False, fix="use None for none")
+
+    for value in (-1.0, float("nan"), float("inf"), "x"):
+        with pytest.raises(JetSpecError, match="^heat=.*: must be .*; use None for none$"):
+            Dial(heat=value)
