@@ -27,6 +27,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
+        """Whether all answers have ended. Their last pieces may not have been handed over yet."""
         return bool(self.answers) and all(s.finished for s in self.answers)
 
     @property
@@ -35,6 +36,7 @@ class Request:
         return [s.error for s in self.answers if s.error is not None]
 
     def output(self) -> RequestOutput:
+        """All answers as they are now."""
         first = self.answers[0]
         completions = [
             CompletionOutput(

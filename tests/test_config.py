@@ -83,5 +83,5 @@ def test_errors_advise_the_fix_of_an_option() -> None:
         heat: float | None = option(None, help="Heat.", ge=0, allow_inf_nan=False, fix="use None for none")
 
     for value in (-1.0, float("nan"), float("inf"), "x"):
-        with pytest.raises(JetSpecError, match="^heat=.*: must be .*; use None for none$"):
+        with pytest.raises(JetSpecError, match=r"^heat=.*: must be .*; use None for none$"):
             Dial(heat=value)
