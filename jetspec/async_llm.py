@@ -43,6 +43,7 @@ class RequestHandle:
 
     @property
     def request_id(self) -> str:
+        """The id of the request, as given to `submit` or made there."""
         return self.request.request_id
 
     async def __aiter__(self) -> AsyncIterator[StreamOutput]:

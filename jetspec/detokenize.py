@@ -72,7 +72,7 @@ class TokenTexts:
     that make no character add nothing either. Make it with `token_texts`, which keeps one for each tokenizer.
     """
 
-    #: Tokens before a token that can matter: as many as there are bytes of a character that may wait for the rest of it.
+    #: Tokens before a token that can matter: a character has at most three bytes before its last one.
     CONTEXT = 3
 
     def __init__(self, tokenizer: Any) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError, RequestError
@@ -27,6 +27,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
+        """Whether all answers have ended. Their last pieces may not have been handed over yet."""
         return bool(self.answers) and all(s.finished for s in self.answers)
 
     @property
@@ -35,6 +36,7 @@ class Request:
         return [s.error for s in self.answers if s.error is not None]
 
     def output(self) -> RequestOutput:
+        """All answers as they are now."""
         first = self.answers[0]
         completions = [
             CompletionOutput(
@@ -212,5 +214,5 @@ class Dispatcher:
 def _answers(params: SamplingParams) -> list[SamplingParams]:
     """One set of parameters for each of `n` answers; the first answer is that of `n=1`."""
     if params.seed is None:
-        return [replace(params, n=1)] * params.n
-    return [replace(params, n=1, seed=child_seed(params.seed, i)) for i in range(params.n)]
+        return [params.replace(n=1)] * params.n
+    return [params.replace(n=1, seed=child_seed(params.seed, i)) for i in range(params.n)]

@@ -238,11 +238,14 @@ class LLM:
             for index, (text, ids, p) in enumerate(zip(texts, prompts, params_for(len(prompts), params), strict=True))
         ]
         for request in requests:
-            try:
-                self.engine.check(request.prompt_token_ids, request.params)
-            except JetSpecError as error:
-                raise JetSpecError(f"prompt {request.index}: {error}") from None
+            self._check(request)
         return requests
+
+    def _check(self, request: Request) -> None:
+        try:
+            self.engine.check(request.prompt_token_ids, request.params)
+        except JetSpecError as error:
+            raise JetSpecError(f"prompt {request.index}: {error}") from None
 
     def _run(self, requests: list[Request]) -> Generator[StreamOutput, None, None]:
         """Run requests to their end; yields the pieces."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -104,9 +103,7 @@ def test_an_early_end_is_a_difference(
     generate = drafted.generate
 
     def short(batch, params, **options):
-        return generate(
-            batch, [replace(p, max_tokens=min(p.max_tokens, 12)) for p in as_list(params, batch)], **options
-        )
+        return generate(batch, [p.replace(max_tokens=min(p.max_tokens, 12)) for p in as_list(params, batch)], **options)
 
     monkeypatch.setattr(drafted, "generate", short)
     report = verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=100)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -134,7 +133,7 @@ def test_answers_have_the_form_asked_for(target: Target, seed: int) -> None:
 
 
 def test_preemption_keeps_the_grammars_place(target: Target) -> None:
-    params = [replace(p, max_tokens=90) for p in make_params(1.0)]
+    params = [p.replace(max_tokens=90) for p in make_params(1.0)]
     roomy = finish(Engine(target, num_blocks=200, kv_block_size=4), params)
     known = {tuple(s.prompt_ids): s.output_ids for s in roomy}
     for draft in (None, OracleDrafter(known, TEXT_VOCAB_SIZE, hit=0.8)):
