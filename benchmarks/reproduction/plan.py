@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "causal": {"transition_size": 0},
     "bidirectional": {"causal": False},
     "transition": {"transition_size": 256},
-    "autoregressive": {"method": "autoregressive"},
+    "autoregressive": {"kind": "autoregressive"},
 }
 #: Weights of the depths in the loss, beside the default exp(-(d - 1) / 4).
 WEIGHTINGS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ class Plan:
         """Options and seed of every head that is trained, by name; the slowest first."""
         named = {f"{kind}-{seed}": (KINDS[kind], seed) for kind in KINDS for seed in seeds_of(kind)}
         named |= {f"{name}-{SEEDS[0]}": (options, SEEDS[0]) for name, options in WEIGHTINGS.items()}
-        return dict(sorted(named.items(), key=lambda item: item[1][0].get("method") != "autoregressive"))
+        return dict(sorted(named.items(), key=lambda item: item[1][0].get("kind") != "autoregressive"))
 
     def config(self, folder: Path, name: str) -> TrainConfig:
         """The training run of job `name`. What it captures is given to it, so `prompts` is for the record only."""

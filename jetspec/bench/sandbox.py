@@ -30,7 +30,6 @@ _JUDGE = Path(__file__).with_name("judge.py")
 PASSED = 77
 
 
-
 def check_platform() -> None:
     """Raise JetSpecError where the operating system has no limits for processes."""
     if os.name != "posix":
