@@ -43,7 +43,8 @@ class Config(BaseModel):
     A validator of a subclass may raise `JetSpecError` itself, where several fields disagree.
 
     Raises:
-        JetSpecError: a field is unknown, missing, out of range or not valid UTF-8. The message names the field, the value and the fix.
+        JetSpecError: a field is unknown, missing, out of range or not valid UTF-8. The message names the
+            field, the value and the fix.
     """
 
     model_config = ConfigDict(
@@ -109,7 +110,7 @@ def _check_unicode(name: str, value: Any) -> None:
         try:
             str(value).encode()
         except UnicodeEncodeError:
-            raise JetSpecError(f"{name}={ascii(str(value))}: must be valid UTF-8; rename it") from None
+            raise JetSpecError(f"{name}={str(value)!a}: must be valid UTF-8; rename it") from None
     elif isinstance(value, tuple | list):
         for entry in value:
             _check_unicode(name, entry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.reproduction.jobs import write_result
@@ -38,7 +37,7 @@ def measure_speed(plan: Plan, folder: Path) -> None:
     measured = run(
         config, progress=lambda cell, done, total: print(f"speed: {done} of {total}, {cell.label}", flush=True)
     )
-    failures = [asdict(failure) for failure in measured.failures]
+    failures = [failure.model_dump() for failure in measured.failures]
     if failures:
         raise SystemExit(f"error: {json.dumps(failures)}")
-    write_result(folder, "speed", [asdict(entry) for entry in figures(measured)])
+    write_result(folder, "speed", [entry.model_dump() for entry in figures(measured)])

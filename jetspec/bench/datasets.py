@@ -1,4 +1,4 @@
-"""What is asked: four public data sets, from the hub or a local copy, and any source of prompts."""
+"""Questions: four public data sets, from the hub or a local copy, and any source of prompts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where a data set lies, what its fields are called there, and the words put around a question.
+    """A data set: its sources, their names of the fields, and the words around a question.
 
-    `fields` maps a name used here to those it has in the sources, the hub's and the local copy's; the first one that a
-    row has counts. `id` may be absent: rows are then known by their number.
+    ``fields`` maps a name used here to the names in the sources; the first one that a row has counts. If a data set has
+    no ``id``, a row's number identifies it.
     """
 
     hub: str
@@ -64,9 +64,9 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation to hold: each turn is asked behind the method's own answers to those before.
+    """A conversation: each turn is asked after the method's own answers to the turns before it.
 
-    `number` is the place in the whole data set; `facts` are the other fields, by which an answer is scored.
+    ``number`` is the place in the whole data set. ``facts`` are the other fields, which score an answer.
     """
 
     id: str
@@ -75,7 +75,7 @@ class Question:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt(self, answers: Sequence[str]) -> PromptInput:
-        """What is asked once these answers to the first turns were given."""
+        """The prompt of the turn that follows the first turns with these answers."""
         if not answers:
             return self.turns[0]
         messages: list[Message] = []
@@ -85,7 +85,7 @@ class Question:
 
 
 def load_questions(name: str, *, data: Path | None = None, num_prompts: int | None = None) -> list[Question]:
-    """Questions of a data set, `num_prompts` of them spread evenly over it, or all.
+    """Read the questions of a data set, or ``num_prompts`` of them that are spread evenly over it.
 
     Args:
         name: one of `DATASETS`, or a prompt source as `jetspec.prompts` reads it.
@@ -98,8 +98,8 @@ def load_questions(name: str, *, data: Path | None = None, num_prompts: int | No
     if name not in DATASETS:
         if not name.startswith("hub:") and not Path(name).exists():
             raise JetSpecError(
-                f"--dataset {name}: no such data set or file; give one of {', '.join(DATASETS)}, a file of prompts, or "
-                "hub:owner/name"
+                f"datasets={name!r}: no such data set or file; give one of {', '.join(DATASETS)}, a file of prompts, "
+                "or hub:owner/name"
             )
         prompts = list(enumerate(read_prompts(name)))
         return [Question(str(number), number, (prompt,)) for number, prompt in spread(prompts, num_prompts)]
@@ -110,7 +110,7 @@ def load_questions(name: str, *, data: Path | None = None, num_prompts: int | No
         with bad.at(where):
             question = _question(dataset, number, as_record(entry))
             if question.id in ids:
-                raise JetSpecError(f"id {question.id!r} is that of an earlier row, too")
+                raise JetSpecError(f"id {question.id!r} is also that of an earlier row")
             ids.add(question.id)
             questions.append(question)
     bad.raise_if_any(fix=f"give the data set {name}")
@@ -118,7 +118,7 @@ def load_questions(name: str, *, data: Path | None = None, num_prompts: int | No
 
 
 def spread(items: Sequence[T], n: int | None) -> list[T]:
-    """`n` items at even distances, the first one among them; all where `n` is None or there are no more."""
+    """``n`` items at even distances, from the first one on; all if ``n`` is None or there are no more."""
     if n is None or n >= len(items):
         return list(items)
     return [items[i * len(items) // n] for i in range(n)]

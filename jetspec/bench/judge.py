@@ -227,7 +227,7 @@ def _kill_children() -> None:
             os.waitpid(child, 0)
 
 
-def _stop(number: int, frame: object) -> NoReturn:
+def _stop(*_: object) -> NoReturn:
     raise Stopped("the time is up")
 
 

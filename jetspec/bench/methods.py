@@ -1,4 +1,4 @@
-"""How each method answers a group of prompts, and what is measured meanwhile."""
+"""The methods of decoding that are compared, and the counts and times that each takes of itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
+from jetspec.bench.config import DRAFT_FIELDS
 from jetspec.bench.records import PARTS, Cell, MethodName
 from jetspec.engine import Engine, EngineStep, Observer, RoundRecord, load_drafter
 from jetspec.engine.budget import MOST_ROWS
@@ -22,39 +23,46 @@ from jetspec.models.loading import load_target, resolve_source
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 
-#: Rows of one forward, where the trees of a whole batch need no more.
-MAX_ROWS = 1024
+#: Rows of one forward, unless the trees of a whole batch need more.
+MAX_NUM_BATCHED_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What a method drafts with: the option that names it, what the engine makes of it, and which heads fit."""
+class HeadKind:
+    """A kind of head, and whether a head is of it."""
 
-    option: str | None = None
+    name: str
+    includes: Callable[[DraftHead], bool]
+
+
+AUTOREGRESSIVE = HeadKind("an autoregressive head", lambda head: head.config.kind == "autoregressive")
+BIDIRECTIONAL = HeadKind("a bidirectional head", lambda head: head.config.kind == "parallel" and not head.config.causal)
+CAUSAL = HeadKind("a causal parallel head", lambda head: head.config.kind == "parallel" and head.config.causal)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a method drafts: the engine's ``draft_method``, and the kind of head, if it is a head that drafts."""
+
     draft_method: str = "tree"
-    kind: str = ""
-    fits: Callable[[DraftHead], bool] | None = None
+    head_kind: HeadKind | None = None
 
 
-AUTOREGRESSIVE = ("an autoregressive head", lambda head: head.config.kind == "autoregressive")
-BIDIRECTIONAL = ("a bidirectional head", lambda head: head.config.kind == "parallel" and not head.config.causal)
-CAUSAL = ("a causal parallel head", lambda head: head.config.kind == "parallel" and head.config.causal)
-
-#: All methods but "hf", which runs without this engine.
-DRAFTS: dict[MethodName, Draft] = {
-    "plain": Draft(),
-    "ngram": Draft(draft_method="ngram"),
-    "draft-model": Draft("draft_model", "model"),
-    "eagle": Draft("eagle", "tree", *AUTOREGRESSIVE),
-    "dflash-chain": Draft("dflash", "chain", *BIDIRECTIONAL),
-    "dflash-tree": Draft("dflash", "tree", *BIDIRECTIONAL),
-    "jetspec": Draft("draft", "tree", *CAUSAL),
+#: All methods but "hf", which runs without the engine. What they draft with is in `DRAFT_FIELDS`.
+DRAFTING: dict[MethodName, Drafting] = {
+    "plain": Drafting(),
+    "ngram": Drafting("ngram"),
+    "draft-model": Drafting("model"),
+    "eagle": Drafting("tree", AUTOREGRESSIVE),
+    "dflash-chain": Drafting("chain", BIDIRECTIONAL),
+    "dflash-tree": Drafting("tree", BIDIRECTIONAL),
+    "jetspec": Drafting("tree", CAUSAL),
 }
 
 
 @dataclass
 class Decoded:
-    """Answers to some prompts, in order, and what they took; see `Group` for the figures."""
+    """Answers to some prompts, in order, and their counts and seconds, which `Group` describes."""
 
     token_ids: list[list[int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -67,7 +75,7 @@ class Decoded:
     split_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     def add(self, other: Decoded) -> None:
-        """Join what was decoded afterwards, figures summed."""
+        """Append other answers, and add their counts and seconds."""
         self.token_ids += other.token_ids
         self.texts += other.texts
         self.finish_reasons += other.finish_reasons
@@ -87,12 +95,14 @@ class Method(Protocol):
 
 
 class Models:
-    """The loaded target, drafts and, where it is asked for, transformers' own copy of the target.
+    """The loaded target, drafts and, for "hf", a copy of the target with transformers' own attention.
 
     Args:
         target: alias, hub id or path of the target.
-        drafts: alias, hub id or path of the draft for each option that `DRAFTS` names.
-        methods: what will be run.
+        drafts: alias, hub id or path of the draft for each of `DRAFT_FIELDS`.
+        methods: the methods that will be run.
+        device: "auto", or a torch device.
+        dtype: number type of the target and the drafts.
 
     Raises:
         JetSpecError: something cannot be loaded, or a head is of another kind than a method needs.
@@ -110,50 +120,46 @@ class Models:
         self.target = load_target(target, device=device, dtype=dtype)
         self.drafts: dict[str, DraftHead | Target] = {}
         for method in methods:
-            draft = DRAFTS.get(method, Draft())
-            if draft.option is not None:
-                self._load_draft(method, draft, str(drafts[draft.option]))
+            field = DRAFT_FIELDS.get(method)
+            if field is not None:
+                self.drafts[field] = self._load_draft(method, field, str(drafts[field]))
         self.reference = load_reference(target, self.target) if "hf" in methods else None
 
-    def _load_draft(self, method: MethodName, draft: Draft, name: str) -> None:
-        assert draft.option is not None
-        device, dtype = self.target.device, self.target.dtype
-        if draft.fits is None:
-            self.drafts[draft.option] = load_target(name, device=str(device), dtype=dtype)
-            return
-        head = self.drafts.get(draft.option) or load_head(name, device=device, dtype=dtype)
-        assert isinstance(head, DraftHead)
-        flag = "--" + draft.option.replace("_", "-")
-        if not draft.fits(head):
-            found = next(kind for kind, fits in (AUTOREGRESSIVE, BIDIRECTIONAL, CAUSAL) if fits(head))
-            raise JetSpecError(f"{flag} {name}: method {method} needs {draft.kind}, this is {found}")
+    def _load_draft(self, method: MethodName, field: str, name: str) -> DraftHead | Target:
+        device, dtype, kind = self.target.device, self.target.dtype, DRAFTING[method].head_kind
+        if kind is None:
+            return load_target(name, device=str(device), dtype=dtype)
+        head = self.drafts.get(field) or load_head(name, device=device, dtype=dtype)
+        assert isinstance(head, DraftHead), "fields of heads hold no target"
+        if not kind.includes(head):
+            found = next(other for other in (AUTOREGRESSIVE, BIDIRECTIONAL, CAUSAL) if other.includes(head))
+            raise JetSpecError(f"{field}={name!r}: method {method} needs {kind.name}, this is {found.name}")
         try:
             head.validate_for(self.target)
         except JetSpecError as error:
-            raise JetSpecError(f"{flag} {name}: {error}") from error
-        self.drafts[draft.option] = head
+            raise JetSpecError(f"{field}={name!r}: {error}") from error
+        return head
 
-    def digests(self) -> dict[str, str]:
-        """Of the target's and the drafts' weights, which may change behind a name."""
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the target's and the drafts' weights, which may change behind a name."""
         drafts = {name: draft.model if isinstance(draft, Target) else draft for name, draft in self.drafts.items()}
         return {name: weights_fingerprint(module) for name, module in {"target": self.target.model, **drafts}.items()}
 
     def method(self, cell: Cell, lengths: Sequence[int]) -> Method:
-        """The method of a cell, with K/V storage for prompts that grow to these `lengths` with their answers."""
+        """The method of a cell, with a K/V cache for prompts that grow to these ``lengths`` with their answers."""
         if cell.method == "hf":
             return Transformers(self.reference, self.target)
-        draft = DRAFTS[cell.method]
-        model = None if draft.option is None else self.drafts[draft.option]
+        model = self.drafts.get(DRAFT_FIELDS.get(cell.method, ""))
         budget = 1 if cell.budget is None else cell.budget
         rows = MOST_ROWS if budget == "auto" else budget
         recorder = Recorder()
         engine = Engine(
             self.target,
-            load_drafter(model, self.target, method=draft.draft_method),
+            load_drafter(model, self.target, method=DRAFTING[cell.method].draft_method),
             tree_budget=budget,
             num_blocks=blocks_needed(lengths, cell.batch_size, rows),
             kv_block_size=DEFAULT_KV_BLOCK_SIZE,
-            max_num_batched_tokens=MAX_ROWS if budget == "auto" else max(MAX_ROWS, budget * cell.batch_size),
+            max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, 0 if budget == "auto" else budget * cell.batch_size),
             max_num_seqs=cell.batch_size,
             enable_prefix_caching=False,
             observer=recorder,
@@ -162,29 +168,36 @@ class Models:
 
 
 def load_reference(name: str, target: Target) -> Any:
-    """Transformers' model with its own attention, beside a target of the same name. JetSpecError where it fails."""
+    """Load transformers' model of a name, with its own attention, onto the device of a target.
+
+    Raises:
+        JetSpecError: transformers cannot load it.
+    """
     try:
         model = AutoModelForCausalLM.from_pretrained(resolve_source(name, None), dtype=target.dtype)
     except (OSError, ValueError) as error:
-        raise JetSpecError(f"--method hf: transformers cannot load {name!r}: {error}") from error
-    # What a checkpoint advises, such as penalties, the other methods do not follow.
-    model.generation_config = GenerationConfig()
-    return torch.nn.Module.to(model, target.device).eval().requires_grad_(False)
+        raise JetSpecError(f"methods='hf': transformers cannot load {name!r}: {error}") from error
+    # The other methods ignore the settings that a checkpoint recommends, such as penalties.
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    model = torch.nn.Module.to(model, target.device)
+    return torch.nn.Module.eval(model).requires_grad_(False)
 
 
 class Recorder(Observer):
-    """Counts rounds and their seconds while `decoded` is set."""
+    """Counts rounds and their seconds while ``decoded`` is set."""
 
     def __init__(self) -> None:
         self.decoded: Decoded | None = None
 
     def round(self, record: RoundRecord) -> None:
+        """Count the round of one sequence."""
         if self.decoded is not None:
             self.decoded.rounds[len(record.new_tokens)] += 1
             self.decoded.rows += len(record.tokens)
             self.decoded.tokens += len(record.new_tokens)
 
     def step(self, record: EngineStep) -> None:
+        """Add the seconds of a step, by part."""
         if self.decoded is not None:
             known = [getattr(record, f"{part}_s") for part in PARTS[:-1]]
             for part, seconds in zip(PARTS, [*known, record.total_s - sum(known)], strict=True):
@@ -198,6 +211,7 @@ class OnEngine:
         self.engine, self.recorder = engine, recorder
 
     def answer(self, prompts: Sequence[list[int]], seeds: Sequence[int], temperature: float, limit: int) -> Decoded:
+        """See `Method`. Raises the error of a request that failed."""
         engine, decoded = self.engine, Decoded()
         start = time.perf_counter()
         sequences = [
@@ -223,12 +237,13 @@ class OnEngine:
 
 
 class Transformers:
-    """Answers by transformers' `generate`. Reading the prompts is measured by a run of one token."""
+    """Answers by transformers' ``generate``. The time of the prompts is that of a run of one token."""
 
     def __init__(self, model: Any, target: Target) -> None:
         self.model, self.target = model, target
 
     def answer(self, prompts: Sequence[list[int]], seeds: Sequence[int], temperature: float, limit: int) -> Decoded:
+        """See `Method`."""
         (_, first), (rows, whole) = (self._generate(prompts, seeds[0], temperature, n) for n in (1, limit))
         decoded = Decoded(prefill_s=first, decode_s=max(0.0, whole - first))
         eos, tokenizer = self.target.eos_token_ids, self.target.tokenizer
@@ -250,10 +265,10 @@ class Transformers:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.target.device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.target.device)
-        # Only the temperature shapes the distribution, as with the other methods.
+        # As with the other methods, only the temperature shapes the distribution.
         choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
         eos = sorted(self.target.eos_token_ids)
-        config = GenerationConfig(
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
             **{"do_sample": False, **choice},
             max_new_tokens=limit,
             eos_token_id=eos or None,

@@ -133,7 +133,8 @@ def _speedups(rates: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """One speed-up for each row of `draws` [n, groups]. Groups too short to decode anything have no rate: 0."""
     tokens, seconds, base_tokens, base_seconds = np.moveaxis(rates[draws].sum(axis=1), 1, 0)
     below = seconds * base_tokens
-    return np.divide(tokens * base_seconds, below, out=np.zeros_like(below), where=below > 0)
+    speedups: np.ndarray = np.divide(tokens * base_seconds, below, out=np.zeros_like(below), where=below > 0)
+    return speedups
 
 
 def _comparable(cell: Cell) -> bool:

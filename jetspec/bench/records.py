@@ -136,8 +136,8 @@ class Group(Config):
         # A forward commits the drafted tokens that it accepts, each of them one of its rows, and one token more.
         if self.rows < committed:
             raise JetSpecError(f"rows={self.rows}: must be at least the {committed} tokens that the rounds commit")
-        most = {None: 1, "auto": None}.get(self.cell.budget, self.cell.budget)
-        if most is not None and self.rows > int(most) * forwards:
+        most = 1 if self.cell.budget is None else self.cell.budget
+        if most != "auto" and self.rows > most * forwards:
             raise JetSpecError(f"rows={self.rows}: must be at most {most} for each of {forwards} forwards")
 
 
@@ -196,13 +196,10 @@ def read_run(path: str | Path) -> Run:
     except (OSError, ValueError) as error:
         raise JetSpecError(f"cannot read benchmark results from {shown(path)}: {error}") from error
     records: list[Record] = []
-    seen: dict[Any, int] = {}
+    seen: dict[Any, str] = {}
     for number, line in enumerate(lines, 1):
-        try:
-            records.append(_parse(line))
-            _check_new(records[-1], seen, number)
-        except JetSpecError as error:
-            raise JetSpecError(f"{shown(path)}, line {number}: not a benchmark's record: {error}") from error
+        records.append(_parse(line, f"{shown(path)}, line {number}"))
+        _check_new(records[-1], seen, f"{shown(path)}, line {number}")
     headers = [record for record in records if isinstance(record, Header)]
     if not headers:
         raise JetSpecError(f"{shown(path)}: not a benchmark's results: there is no header")
@@ -217,24 +214,26 @@ def shown(name: object) -> str:
     return str(name).encode("utf-8", "backslashreplace").decode()
 
 
-def _check_new(record: Record, seen: dict[Any, int], number: int) -> None:
-    """JetSpecError if line ``number`` holds a group or a question that an earlier line has ``seen``, too."""
+def _check_new(record: Record, seen: dict[Any, str], where: str) -> None:
+    """Raise JetSpecError if a record holds a group or a question that an earlier line holds, too."""
     if isinstance(record, Group):
         keys: list[tuple[str, Any]] = [("index", record.index)]
         keys += [("question", answer.question) for answer in record.answers]
         for name, value in keys:
-            if (first := seen.setdefault((record.cell, name, value), number)) != number:
-                raise JetSpecError(f"{name}={value!r}: line {first} has it, too, for {record.cell.label}")
+            if (first := seen.setdefault((record.cell, name, value), where)) != where:
+                raise JetSpecError(f"{where}: {name}={value!r} of {record.cell.label} is also in {first}")
 
 
-def _parse(line: str) -> Record:
+def _parse(line: str, where: str) -> Record:
     try:
-        values = json.loads(line, parse_constant=_no_number)
-        json.dumps(values, ensure_ascii=False).encode()  # an escape may stand for half a character
+        return _record(json.loads(line, parse_constant=_no_number))
     except RecursionError:
-        raise JetSpecError("it is nested too deeply") from None
-    except ValueError as error:
-        raise JetSpecError(str(error)) from error
+        raise JetSpecError(f"{where}: not a benchmark's record: it is nested too deeply") from None
+    except ValueError as error:  # which a JetSpecError is
+        raise JetSpecError(f"{where}: not a benchmark's record: {error}") from error
+
+
+def _record(values: Any) -> Record:
     kind = _KINDS.get(str(_object("record", values).pop("kind", None)))
     if kind is None:
         raise JetSpecError(f"kind: must be one of {', '.join(_KINDS)}")

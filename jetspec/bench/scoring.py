@@ -1,4 +1,4 @@
-"""Whether an answer solves its task."""
+"""Scoring: whether an answer solves its task."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jetspec.bench.sandbox import passes
 
 NUMBER = re.compile(r"(?<![\w).])-?\$?(\d[\d,]*(?:\.\d+)?|\.\d+)")
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-#: Where a bare continuation of a function leaves it.
+#: Where the continuation of a function ends.
 AFTER_FUNCTION = re.compile(r"^(?:def|class|if|print|assert|#|```|@)", re.MULTILINE)
 
 
 def score(dataset: str, facts: Mapping[str, Any], answer: str, *, run_code: bool) -> bool | None:
-    """Whether `answer` solves a question of `dataset` with these `facts`; None where there is no way to tell.
+    """Whether ``answer`` solves a question of ``dataset`` with these ``facts``; None if that cannot be told.
 
-    With `run_code`, answers to humaneval are executed (see `jetspec.bench.sandbox`); without it they are not scored.
+    With ``run_code``, answers to humaneval are executed (see `jetspec.bench.sandbox`); without it they are not scored.
     """
     if dataset == "humaneval" and not run_code:
         return None
@@ -33,7 +33,7 @@ def solves_gsm8k(facts: Mapping[str, Any], answer: str) -> bool:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number after the last ####, else in the last \\boxed{}, else the last of the text."""
+    r"""The number after the last ####, else in the last \boxed{}, else the last of the text."""
     boxed = last_boxed(text)
     after_mark = text.rpartition("####")[2] if "####" in text else ""
     first, *_ = [*_numbers(after_mark)[:1], *_numbers(boxed or "")[-1:], *_numbers(text)[-1:], None]
@@ -46,14 +46,14 @@ def _numbers(text: str) -> list[Decimal]:
 
 
 def solves_math(facts: Mapping[str, Any], answer: str) -> bool:
-    """Whether the answer's last \\boxed{} holds what the reference's does, up to spelling."""
+    r"""Whether the last \boxed{} of the answer equals that of the reference, up to spelling."""
     given, reference = last_boxed(answer), facts["reference"]
     wanted = last_boxed(reference)
     return given is not None and normalized(given) == normalized(reference if wanted is None else wanted)
 
 
 def last_boxed(text: str) -> str | None:
-    """Content of the last \\boxed{...} (or \\fbox) whose braces are balanced; None where there is none."""
+    r"""Content of the last \boxed{...} (or \fbox) whose braces are balanced; None if there is none."""
     for match in reversed(list(re.finditer(r"\\f?boxed\s*\{|\\fbox\s*\{", text))):
         depth = 1
         for end in range(match.end(), len(text)):
@@ -65,7 +65,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalized(latex: str) -> str:
-    """A formula without what only changes how it looks; equal strings are equal answers, not the other way round."""
+    """A formula without the parts that only change its looks. Equal answers may still differ."""
     text = re.sub(r"\\(?:left|right|displaystyle|,|!|;|:|quad)(?![a-zA-Z])|\\ |~", "", latex)
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)

@@ -33,8 +33,8 @@ def command_for(config: type[C], run: Callable[[C], None], *, name: str | None =
     """A typer command that builds a ``config`` from its options and calls ``run`` with it.
 
     Each field is one option: its description is the help, its group the panel, ``option_extra(field, "flags")`` its
-    names. A field of several values takes them separated by commas, in one option or in several. ``--config FILE``
-    reads fields from a YAML or JSON file. Keyword-only parameters of ``run`` become options as well and are passed on.
+    names. A field of several values takes them in several options, and other than texts also in one, separated by
+    commas. ``--config FILE`` reads fields from a YAML or JSON file. Keyword-only parameters of ``run`` become options as well and are passed on.
 
     Args:
         config: the configuration class.
@@ -99,8 +99,10 @@ def _parsed(field: FieldInfo, value: Any) -> Any:
     kinds = _kinds(field)
     if tuple in kinds and isinstance(value, str | list):
         texts = [value] if isinstance(value, str) else value
+        if str in kinds[tuple]:  # which may hold commas
+            return tuple(texts)
         parts = [part for text in texts for part in (text.split(",") if isinstance(text, str) else [text])]
-        return tuple(_from_json(part) if str not in kinds[tuple] else part for part in parts)
+        return tuple(map(_from_json, parts))
     if not isinstance(value, str) or str in kinds or Literal in kinds:
         return value
     return Path(value) if Path in kinds else _from_json(value)

@@ -15,9 +15,7 @@ def group(cell: Cell, index: int, tokens: int, seconds: float, ids: tuple[int, .
     token_ids = [*ids, *[0] * (tokens + 1 - len(ids))]  # the first token comes with the prompt
     correct = values.pop("correct", None)
     answers = [Answer(question=str(index), turn=0, token_ids=token_ids, finish_reason="stop", correct=correct)]
-    return Group(
-        cell=cell, index=index, answers=answers, prefill_s=0.5, decode_s=seconds, tokens=tokens, **values
-    )
+    return Group(cell=cell, index=index, answers=answers, prefill_s=0.5, decode_s=seconds, tokens=tokens, **values)
 
 
 def of(*groups: Group) -> dict[Cell, Figures]:

@@ -127,11 +127,11 @@ def test_rows_that_lack_something_are_refused(tmp_path: Path, row: Any, message:
 def test_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(JetSpecError, match="gsm8k_test"):
         load_questions("gsm8k", data=tmp_path)
-    with pytest.raises(JetSpecError, match="--dataset gsm9k: no such data set or file; give one of gsm8k, math500"):
+    with pytest.raises(JetSpecError, match="datasets='gsm9k': no such data set or file; give one of gsm8k, math500"):
         load_questions("gsm9k")
 
 
 def test_answers_of_two_rows_with_one_id_would_be_mixed_up(tmp_path: Path) -> None:
     (tmp_path / "mt_bench.jsonl").write_text(2 * (json.dumps(LOCAL["mt_bench"]) + "\n"))
-    with pytest.raises(JetSpecError, match="line 2: id '111' is that of an earlier row"):
+    with pytest.raises(JetSpecError, match="line 2: id '111' is also that of an earlier row"):
         load_questions("mt_bench", data=tmp_path)

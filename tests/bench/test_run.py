@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +16,11 @@ import pytest
 import torch
 
 import jetspec.bench.run as run_module
-from jetspec.bench.config import NEEDED, BenchConfig
+from jetspec.bench.config import DRAFT_FIELDS, BenchConfig
 from jetspec.bench.methods import Decoded, Models
 from jetspec.bench.metrics import figures
 from jetspec.bench.records import METHODS, Cell, Group, Run, read_run
-from jetspec.bench.results import RESULTS
+from jetspec.bench.results import LOCK, RESULTS, locked
 from jetspec.bench.run import run
 from jetspec.errors import JetSpecError
 from jetspec.head import head_for_target, load_head, save_head
@@ -25,8 +28,6 @@ from jetspec.llm import LLM
 from tests.helpers.tiny import tiny_target
 
 Make = Callable[..., BenchConfig]
-#: What each method drafts with.
-OPTIONS = {**NEEDED, "jetspec": "draft"}
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def config(tmp_path: Path, models: dict[str, str], data: Path) -> Make:
     def make(**settings: Any) -> BenchConfig:
         base = {"output": tmp_path / "run", "data": data, "num_prompts": 3, "max_tokens": 8, "budgets": (6,)}
         methods = settings.get("methods", ("jetspec",))
-        options = {"target", *(option for method, option in OPTIONS.items() if method in methods)}
+        options = {"target", *(option for method, option in DRAFT_FIELDS.items() if method in methods)}
         named = {name: path for name, path in models.items() if name in options}
         return BenchConfig(**{**base, **named, **settings})
 
@@ -99,7 +100,7 @@ def test_what_a_method_drafts_is_what_its_name_says(everything: Run) -> None:
     assert found["plain"].rows == found["plain"].acceptance_length == 1
     # A block of five has four drafted places: no chain is longer, while a tree branches.
     assert found["dflash-chain"].rows <= 5 < found["dflash-tree"].rows
-    assert found["plain"].split["draft"] == found["plain"].split["select"] == 0
+    assert found["plain"].split["draft"] == 0
     assert all(found[name].split["select"] > 0 for name in ("eagle", "dflash-tree", "jetspec"))
 
 
@@ -142,6 +143,56 @@ def test_another_run_is_refused_by_name(fake: Fake, config: Make, tmp_path: Path
     with pytest.raises(JetSpecError, match=f"with {field}"):
         run(config(**{field: other}))
     assert (tmp_path / "run" / RESULTS).read_text() == before
+
+
+def test_every_difference_is_named(fake: Fake, config: Make) -> None:
+    run(config())
+    with pytest.raises(JetSpecError) as caught:
+        run(config(max_tokens=9, budgets=(7, "auto")))
+    there, here = "max_tokens=8, budgets=[6]", "max_tokens=9, budgets=[7, 'auto']"
+    assert f"holds a run with {there}; this one has {here}. Name another folder" in str(caught.value)
+
+
+def test_a_folder_that_a_run_writes_into_is_refused(fake: Fake, config: Make, tmp_path: Path) -> None:
+    errors = []
+
+    def start_another(cell: Cell, done: int, total: int) -> None:
+        for settings in ({}, {"max_tokens": 9}):
+            with pytest.raises(JetSpecError) as caught:
+                run(config(**settings))
+            errors.append(str(caught.value))
+        run(config(output=tmp_path / "other"))
+
+    done = run(config(num_prompts=1), progress=start_another)
+    assert len(done.groups) == 3
+    assert set(errors) == {
+        f"output={tmp_path / 'run'}: another run (process {os.getpid()}) is writing into it; wait for its end, or name "
+        "another folder"
+    }
+    assert run(config(num_prompts=1)).groups == done.groups
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {RESULTS}
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_the_lock_ends_with_the_process_and_waits_for_nobody(tmp_path: Path, wait: bool) -> None:
+    """A process that is killed leaves its lock file, which does not stop the next run."""
+    code = (
+        "import pathlib, sys\nfrom jetspec.bench.results import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(JetSpecError, match=rf"\(process {holder.pid}\) is writing"), locked(tmp_path):
+            pass
+    finally:
+        holder.communicate("") if wait else holder.kill()
+        holder.wait()
+    assert (tmp_path / LOCK).exists() is not wait
+    with locked(tmp_path):
+        assert (tmp_path / LOCK).read_text() == str(os.getpid())
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_another_machine_is_refused(fake: Fake, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +239,7 @@ def test_a_foreign_file_is_left_alone(fake: Fake, config: Make, tmp_path: Path) 
 
 def test_an_output_that_is_no_folder_is_refused(fake: Fake, config: Make, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine\n")
-    with pytest.raises(JetSpecError, match=r"--output .*run: cannot be written to"):
+    with pytest.raises(JetSpecError, match=r"output=.*run: cannot be written to"):
         run(config())
     assert (tmp_path / "run").read_text() == "mine\n"
 
@@ -220,7 +271,8 @@ class FakeMethod:
         if sum(turn[0] == self.label for turn in self.fake.turns) == self.fake.broken.get(self.label.split()[0]):
             raise MemoryError("no room")
         self.fake.turns.append((self.label, list(seeds), temperature, limit))
-        return Decoded([[1, 2]] * len(prompts), ["so #### 6"] * len(prompts), ["stop"] * len(prompts), 0.1, 1.0, 1)
+        count = len(prompts)
+        return Decoded([[1, 2]] * count, ["so #### 6"] * count, ["stop"] * count, 0.1, 1.0, 1)
 
 
 @pytest.fixture
@@ -286,6 +338,14 @@ def test_a_failure_leaves_the_others_alone(fake: Fake, config: Make, when: int, 
     assert sum(label == "ngram 6" for label, *_ in fake.turns) == max(when, 0)
 
 
+def test_an_error_that_is_not_utf_8_is_recorded(fake: Fake, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: FakeMethod, *args: Any) -> Decoded:
+        raise OSError("cannot read a\udcff")
+
+    monkeypatch.setattr(FakeMethod, "answer", answer)
+    assert {failure.error for failure in run(config()).failures} == {r"OSError: cannot read a\udcff"}
+
+
 def test_failures_are_tried_again(fake: Fake, config: Make) -> None:
     fake.broken = {"ngram": 2}
     run(config())
@@ -318,27 +378,53 @@ def test_the_header_tells_what_and_where(fake: Fake, config: Make) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"datasets": ()}, "--dataset: none"),
-        ({"methods": ("plain", "magic")}, "--method magic"),
-        ({"methods": ("ngram", "ngram")}, "--method ngram: given twice"),
-        ({"budgets": (0,)}, "--budget 0"),
-        ({"budgets": ("some",)}, "--budget some"),
-        ({"temperatures": (-1.0,)}, "--temperature -1"),
-        ({"temperatures": (float("nan"),)}, "--temperature nan"),
-        ({"batch_sizes": (True,)}, "--batch-size True"),
-        ({"num_prompts": 0}, "--num-prompts 0"),
-        ({"max_tokens": 0}, "--max-tokens 0"),
-        ({"methods": ("eagle",), "eagle": None}, "--eagle: method eagle"),
-        ({"methods": ("draft-model",), "draft_model": None}, "--draft-model: method"),
-        ({"methods": ("dflash-tree",), "dflash": None}, "--dflash: method dflash-tree"),
-        ({"methods": ("plain",), "draft": "x"}, "--draft: is for method jetspec"),
-        ({"methods": ("plain",), "dflash": "x"}, "--dflash: is for method dflash-chain or dflash-tree"),
-        ({"run_code": True}, "--run-code: scores humaneval alone"),
+        ({"datasets": ()}, "datasets=.*at least 1"),
+        ({"methods": ("plain", "magic")}, r"methods\.1='magic': must be one of"),
+        ({"methods": ("ngram", "ngram")}, "methods='ngram': is given twice"),
+        ({"budgets": (0,)}, "budgets=0: must be auto or"),
+        ({"budgets": ("some",)}, "budgets='some': must be auto or"),
+        ({"budgets": (True,)}, "budgets=True: must be auto or"),
+        ({"budgets": 4}, "budgets=4: must be a list"),
+        ({"temperatures": (-1.0,)}, r"temperatures\.0=-1\.0: must be at least 0"),
+        ({"temperatures": (float("nan"),)}, r"temperatures\.0=nan"),
+        ({"temperatures": (float("inf"),)}, r"temperatures\.0=inf: must be a finite number"),
+        ({"temperatures": (0, 0.0)}, r"temperatures=0\.0: is given twice"),
+        ({"batch_sizes": (True,)}, r"batch_sizes\.0=True: must be an integer"),
+        ({"num_prompts": -1}, "num_prompts=-1"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"dtype": "int8"}, "dtype='int8': must be one of"),
+        ({"model": "x"}, "model: is not a field of BenchConfig"),
+        ({"methods": ("eagle",), "eagle": None}, "eagle: method eagle"),
+        ({"methods": ("draft-model",), "draft_model": None}, "draft_model: method"),
+        ({"methods": ("dflash-tree",), "dflash": None}, "dflash: method dflash-tree"),
+        ({"methods": ("plain",), "draft": "x"}, "draft='x': is for method jetspec"),
+        ({"methods": ("plain",), "dflash": "x"}, "dflash='x': is for method dflash-chain or dflash-tree"),
+        ({"run_code": True}, "run_code: scores humaneval alone"),
+        *(
+            ({field: value}, rf"{field}='.*\\udcff': must be valid UTF-8; rename it")
+            for field, value in {
+                "output": Path("a\udcff"),
+                "data": "a\udcff",
+                "target": "a\udcff",
+                "draft": "a\udcff",
+                "datasets": ("gsm8k", "a\udcff"),
+                "chat_template_kwargs": {"a": ["a\udcff"]},
+            }.items()
+        ),
+        ({"methods": ("plain", "a\udcff")}, r"methods\.1="),
     ],
 )
 def test_bad_settings_are_refused(config: Make, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(JetSpecError, match=message):
+    with pytest.raises(JetSpecError, match=message) as caught:
         config(**settings)
+    str(caught.value).encode()
+
+
+def test_text_is_taken_for_a_path_and_the_baseline_is_added(tmp_path: Path) -> None:
+    config = BenchConfig(output=str(tmp_path), methods=["ngram"], data="x")
+    assert (config.output, config.data, config.methods) == (tmp_path, Path("x"), ("plain", "ngram"))
+    assert json.loads(json.dumps(config.result_settings())) == config.result_settings()
+    assert "output" not in config.result_settings()
 
 
 @pytest.mark.parametrize(
@@ -353,22 +439,22 @@ def test_bad_settings_are_refused(config: Make, settings: dict[str, Any], messag
 )
 def test_heads_of_another_kind_are_refused(models: dict[str, str], method: Any, option: str, found: str) -> None:
     drafts = dict.fromkeys(("draft", "eagle", "dflash"), models[option])
-    with pytest.raises(JetSpecError, match=rf"^--\w+ .*: method {method} needs .*, {found}"):
+    with pytest.raises(JetSpecError, match=rf"^\w+=.*: method {method} needs .*, {found}"):
         Models(models["target"], drafts, [method])
 
 
 def test_a_head_of_another_target_is_refused_by_its_option(models: dict[str, str], tmp_path: Path) -> None:
     other = tiny_target(text=True, hidden_size=32, head_dim=8)
     save_head(head_for_target(other, num_layers=1, block_size=5, num_aux_layers=2, mask_token_id=5), tmp_path)
-    with pytest.raises(JetSpecError, match=r"^--draft .*hidden_size"):
+    with pytest.raises(JetSpecError, match=r"^draft=.*hidden_size"):
         Models(models["target"], {"draft": str(tmp_path)}, ["jetspec"])
 
 
 def test_answers_that_do_not_fit_are_refused(fake: Fake, config: Make) -> None:
-    with pytest.raises(JetSpecError, match=r"--max-tokens 500: question 0 of gsm8k"):
+    with pytest.raises(JetSpecError, match=r"max_tokens=500: question 0 of gsm8k"):
         run(config(max_tokens=500))
 
 
 def test_jetspec_needs_a_head(config: Make) -> None:
-    with pytest.raises(JetSpecError, match="--draft: no head is shipped"):
+    with pytest.raises(JetSpecError, match="draft: no head is shipped"):
         run(config(draft=None))

@@ -74,8 +74,8 @@ FORGERIES = {
     "fork": inside("os.fork() and os._exit(77)"),
     "fork, both reply": inside("os.fork()"),
     "exec": inside("os.execv(sys.executable, [sys.executable, '-c', 'import os; os._exit(77)'])"),
-    "AssertionError is no error": "import builtins\nbuiltins.AssertionError = type('E', (BaseException,), {})\n"
-    + WRONG,
+    "AssertionError is no error": "import builtins\n"
+    "builtins.AssertionError = type('E', (BaseException,), {})\n" + WRONG,
     "builtins replaced": (
         "import builtins\nbuiltins.exec = builtins.compile = builtins.__import__ = builtins.isinstance = "
         "lambda *a, **k: True\n" + WRONG
@@ -141,7 +141,8 @@ def test_an_answer_that_is_wrong_cannot_pass(code: str) -> None:
 )
 def test_replies_that_are_none_do_not_pass(lines: bytes) -> None:
     """The worker is the answer's: it may send what it likes."""
-    code = f"import os\nfor fd in range(3, 16):\n    try: os.write(fd, {lines + bytes([10])!r})\n    except OSError: pass\n"
+    write = f"try: os.write(fd, {lines + bytes([10])!r})"
+    code = f"import os\nfor fd in range(3, 16):\n    {write}\n    except OSError: pass\n"
     assert not passed(code + WRONG, test="def check(candidate):\n    candidate(9)\n    assert candidate(9) == 3\n")
 
 
@@ -256,7 +257,7 @@ def test_what_a_program_leaves_behind_is_no_error(
 
 def test_a_program_sees_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
-    before = set(os.listdir())  # noqa: PTH208
+    before = set(os.listdir())
     program = """
 import os, sys
 assert "SECRET" not in os.environ
@@ -265,7 +266,7 @@ assert os.listdir() == []
 open("left", "w").write("x")
 """
     assert passed(program + RIGHT)
-    assert set(os.listdir()) == before  # noqa: PTH208
+    assert set(os.listdir()) == before
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["same session", "session of its own"])

@@ -13,8 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import jetspec.bench.run as run_module
+from jetspec.bench.config import BenchConfig
 from jetspec.bench.results import RESULTS
 from jetspec.cli import app
+from tests.helpers.bench_records import sample_run, write_run
+
+pytest_plugins = ["tests.helpers.bench_fixtures"]
 
 
 @pytest.fixture
@@ -110,7 +114,7 @@ def test_an_interrupt_says_how_to_go_on(
     monkeypatch.setattr(run_module, "run_block", stop)
     result = call(*options)
     assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
+    assert "the same command resumes the run" in result.stderr
     assert result.stdout == ""
     monkeypatch.undo()
 
@@ -118,9 +122,14 @@ def test_an_interrupt_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--output: none given"),
-        (("--output", "x", "--method", "magic"), "--method magic"),
-        (("--output", "x", "--method", "eagle"), "--eagle: method eagle needs it"),
+        ((), "output: is required"),
+        (("--output", "x", "--method", "magic"), "methods.0='magic': must be one of"),
+        (("--output", "x", "--method", "eagle"), "eagle: method eagle needs it"),
+        (("--output", "x", "--budget", "many"), "budgets='many': must be auto or"),
+        (("--output", "x", "--batch-size", 0), "batch_sizes.0=0: must be at least 1"),
+        (("--output", "x", "--dataset", "a\udcff"), "must be valid UTF-8"),
+        (("--output", "a\udcff"), "must be valid UTF-8"),
+        (("report", "a\udcff"), "cannot read benchmark results"),
         (("compare", "x"), "two or more"),
         (("report", "/nowhere/at/all"), "cannot read benchmark results"),
     ],
@@ -134,8 +143,54 @@ def test_errors_are_one_line(report: ModuleType, arguments: tuple[object, ...], 
 
 
 def test_a_wrong_option_is_a_usage_error() -> None:
-    assert call("--budget", "many").exit_code == 2
-    assert call("--batch-size", 0).exit_code == 2
+    assert call("--num-prompts", -1).exit_code == 2
+    assert call("--max-tokens", "many").exit_code == 2
+    assert call("--dtype", "int8").exit_code == 2
+
+
+def test_every_field_is_an_option(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options set the fields, with names that may be repeated in the singular."""
+    seen: list[BenchConfig] = []
+    command = sys.modules["jetspec.cli.bench"]  # the package has the command itself under this name
+    monkeypatch.setattr(command, "run_with_progress", lambda config: seen.append(config) or 1 / 0)
+    words = (
+        "-o out -t a -d b --eagle c --dflash d --draft-model e --dataset humaneval --dataset x,y.jsonl --data f "
+        "--num-prompts 0 -n 3 -m jetspec -m eagle,dflash-tree -m draft-model -b 4 -b auto --temperature 0 "
+        "--temperature 0.5 --batch-size 2 --run-code --device cpu --dtype float16"
+    )
+    call(*words.split(), "--chat-template-kwargs", '{"a": 1}')
+    expected = BenchConfig(
+        output=Path("out"),
+        target="a",
+        draft="b",
+        eagle="c",
+        dflash="d",
+        draft_model="e",
+        datasets=("humaneval", "x,y.jsonl"),
+        data=Path("f"),
+        num_prompts=0,
+        max_tokens=3,
+        methods=("plain", "jetspec", "eagle", "dflash-tree", "draft-model"),
+        budgets=(4, "auto"),
+        temperatures=(0.0, 0.5),
+        batch_sizes=(2,),
+        run_code=True,
+        device="cpu",
+        dtype="float16",
+        chat_template_kwargs={"a": 1},
+    )
+    assert seen == [expected]
+    assert all(getattr(expected, name) != field.default for name, field in BenchConfig.model_fields.items())
+
+
+def test_runs_in_folders_that_are_not_utf_8_are_reported(report: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "a\udcff"
+    folder.mkdir()
+    write_run(sample_run(), folder / RESULTS)
+    for arguments in (("report", folder), ("report", folder, "--json"), ("compare", folder, folder)):
+        result = call(*arguments)
+        assert result.exit_code == 0, result.output
+        assert r"a\udcff" in result.stdout.replace("\\\\", "\\") + result.stderr
 
 
 @pytest.mark.parametrize("command", [(), ("report",), ("compare",)])

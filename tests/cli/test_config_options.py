@@ -67,7 +67,7 @@ def call(app: typer.Typer, *arguments: object) -> Result:
         (("--chat",), {"chat": True}),
         (("--ids", "1,3", "--ids", 5), {"ids": (1, 3, 5)}),
         (("-b", 4, "--budget", "auto,16"), {"budgets": (4, "auto", 16)}),
-        (("--texts", "1,b"), {"texts": ("1", "b")}),
+        (("--texts", "1,b", "--texts", "c"), {"texts": ("1,b", "c")}),
         (("--mapping", '{"a": 1}'), {"mapping": {"a": 1}}),
         (("--token", "<mask>"), {"token": "<mask>"}),
         (("--count", 3), {"count": 3}),  # the default, given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jetspec.bench.metrics import CONFIDENCE
 from jetspec.bench.records import Run
@@ -56,7 +57,7 @@ def html_report(run: Run) -> str:
 def _plots(setting: Setting, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
     """Captions and SVG of those plots that have something to show."""
 
-    def plot(draw: Callable[..., str], data: dict, caption: str, **labels: str) -> Iterator[tuple[str, str]]:
+    def plot(draw: Callable[..., str], data: dict[str, Any], caption: str, **labels: str) -> Iterator[tuple[str, str]]:
         if data:
             yield caption, draw(data, title=f"{caption}: {setting.title}", **labels)
 

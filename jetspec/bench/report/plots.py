@@ -79,8 +79,9 @@ _STANDALONE = "svg{color:#1f2328}@media (prefers-color-scheme:dark){svg{color:#e
 def against_budget(
     methods: Mapping[str, Mapping[Budget, Estimate]], *, title: str, label: str, standalone: bool = False
 ) -> str:
-    """A value against the tree budget, a line a method. What has the budget "auto" or none stands at the side, with a
-    thin line for comparison.
+    """A value against the tree budget, with one line for each method.
+
+    Cells with the budget "auto" or none stand at the side, with a thin line for comparison.
 
     Args:
         methods: for each method its values by budget.

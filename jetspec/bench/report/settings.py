@@ -1,4 +1,4 @@
-"""What reports are about: the cells of a run by what they answered."""
+"""The cells of a run, grouped by data set, temperature and batch size, as reports show them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jetspec.bench.records import METHODS, PARTS, Cell, Group, Run
 
 @dataclass(frozen=True)
 class Setting:
-    """What the cells of one table have in common."""
+    """The data set, temperature and batch size that the cells of one table share."""
 
     dataset: str
     temperature: float
@@ -20,16 +20,18 @@ class Setting:
 
     @classmethod
     def of(cls, cell: Cell) -> Setting:
+        """The setting of a cell."""
         return cls(cell.dataset, cell.temperature, cell.batch_size)
 
     @property
     def title(self) -> str:
+        """The setting in words."""
         return f"{self.dataset}, temperature {self.temperature:g}, batch size {self.batch_size}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What reports say of a cell."""
+    """The figures of a cell, and the parts of a round."""
 
     figures: Figures
     #: Seconds of a sequence's round by part. With several sequences in a forward, each counts its share.
@@ -37,6 +39,7 @@ class Entry:
 
     @property
     def cell(self) -> Cell:
+        """What was measured."""
         return self.figures.cell
 
 

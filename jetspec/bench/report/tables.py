@@ -52,7 +52,7 @@ def _main_row(figures: Figures) -> list[str]:
 
 
 def depth_table(entries: Sequence[Entry]) -> Table | None:
-    """Share of the verify forwards by accepted depth; None where nothing was drafted."""
+    """Share of the verify forwards by accepted depth; None if nothing was drafted."""
     drafting = [e for e in entries if e.figures.depths]
     if not drafting:
         return None
@@ -83,7 +83,7 @@ def _time_row(entry: Entry, with_memory: bool) -> list[str]:
 
 
 def failure_table(run: Run) -> Table | None:
-    """The last error of every cell that failed, and how much of it was measured; None where all went well."""
+    """The last error of every cell that failed, and how much of it was measured; None if there was none."""
     done = {cell: len(groups) for cell, groups in groups_by_cell(run).items()}
     last: dict[Cell, Failure] = {failure.cell: failure for failure in run.failures}
     rows = []
@@ -95,7 +95,7 @@ def failure_table(run: Run) -> Table | None:
 
 
 def title(header: Header) -> str:
-    """What was measured, in a few words."""
+    """The title of a report."""
     return f"Benchmark of {header.config['target']}" if "target" in header.config else "Benchmark"
 
 
@@ -131,14 +131,17 @@ def _cells(columns: list[str], rows: Iterable[tuple[Cell, list[str]]]) -> Table:
 
 
 def rate(figures: Figures) -> str:
+    """Tokens a second."""
     return number(figures.tokens_per_s, 1)
 
 
 def speedup(figures: Figures) -> str:
+    """The speed-up and its interval."""
     return times(figures.speedup, figures.speedup_interval)
 
 
 def accuracy(figures: Figures) -> str:
+    """The accuracy and the number of scored answers, as in 50.0% (2)."""
     return NOTHING if figures.accuracy is None else f"{percent(figures.accuracy)} ({figures.scored})"
 
 
@@ -150,8 +153,10 @@ def times(ratio: float | None, interval: tuple[float, float] | None) -> str:
 
 
 def percent(share: float) -> str:
+    """A share, as in 12.5%."""
     return f"{share:.1%}"
 
 
 def number(value: float | None, digits: int) -> str:
+    """A number with this many digits after the point."""
     return NOTHING if value is None else f"{value:.{digits}f}"
