@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jetspec.engine.accept import accept
 from jetspec.engine.batch import ScheduledSequence
-from jetspec.engine.blocks import BlockManager, BlockTable
+from jetspec.attention.blocks import BlockManager, BlockTable
 from jetspec.engine.sequence import Sequence
 from jetspec.sampling import SamplingParams
 from jetspec.tree import Walk
