@@ -35,8 +35,8 @@ def main() -> int:
     python = ensure_environment(options.venv.absolute(), EXTRAS[options.command], options.cpu)
     if options.command == "setup":
         return 0
-    # A file's tests stay together: they share what is costly to make.
-    tests = ["-m", "pytest", "-n", "auto", "--dist", "loadfile"]
+    # A file's tests stay together: they share what is costly to make. A -m of your own replaces this one.
+    tests = ["-m", "pytest", "-n", "auto", "--dist", "loadfile", "-m", "not slow"]
     module = tests if options.command == "test" else ["-m", "jetspec", "demo"]
     return subprocess.call([str(python), *module, *rest], cwd=ROOT)
 
