@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from pathlib import PurePath
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import Self
@@ -41,18 +43,29 @@ class Config(BaseModel):
     A validator of a subclass may raise `JetSpecError` itself, where several fields disagree.
 
     Raises:
-        JetSpecError: a field is unknown, missing or out of range. The message names the field, the value and the fix.
+        JetSpecError: a field is unknown, missing, out of range or not valid UTF-8. The message names the field, the value and the fix.
     """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=()
     )
 
-    def __init__(self, **values: Any) -> None:
+    @field_validator("*", mode="before")
+    @classmethod
+    def _list_for_tuple(cls, value: Any, info: ValidationInfo) -> Any:
+        """A list is taken where a tuple is asked for: JSON and YAML have no tuples."""
+        hint = cls.model_fields[info.field_name or ""].annotation
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        takes_tuple = any(get_origin(part) is tuple for part in options)
+        return tuple(value) if takes_tuple and isinstance(value, list) else value
+
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise_config_error(type(self), error)
+        for name in type(self).model_fields:
+            _check_unicode(name, getattr(self, name))
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated like a new one."""
@@ -77,6 +90,26 @@ def option_extra(field: FieldInfo, name: str, default: Any = None) -> Any:
     """A fact that `option` was given about a field, beyond pydantic's own constraints."""
     extra = field.json_schema_extra
     return extra.get(name, default) if isinstance(extra, dict) else default
+
+
+def flag_of(name: str, field: FieldInfo) -> str:
+    """The long name of a field's option, such as ``--max-tokens`` or ``--chat/--raw``."""
+    flags: tuple[str, ...] = option_extra(field, "flags", ())
+    return next((flag for flag in flags if flag.startswith("--")), f"--{name.replace('_', '-')}")
+
+
+def _check_unicode(name: str, value: Any) -> None:
+    """JetSpecError if a text or path holds bytes that are not UTF-8, which Python keeps as lone surrogates."""
+    if isinstance(value, str | PurePath):
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise JetSpecError(f"{name}={ascii(str(value))}: must be valid UTF-8; rename it") from None
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            _check_unicode(name, entry)
+    elif isinstance(value, dict):
+        _check_unicode(name, list(value.items()))
 
 
 def raise_config_error(config: type[BaseModel], error: ValidationError) -> NoReturn:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 
 from jetspec.errors import JetSpecError
 
+#: One turn of a conversation, as chat templates take it: `role`, `content` and whatever else the template reads.
 Message = dict[str, Any]
 #: A text, the token ids of one, or a conversation.
 PromptInput = str | list[int] | list[Message]
@@ -135,7 +136,8 @@ def read_prompts(source: str | Path) -> list[PromptInput]:
 
 
 def is_conversation(prompt: PromptInput) -> TypeGuard[list[Message]]:
-    return isinstance(prompt, list) and isinstance(prompt[0], dict)
+    """Whether a prompt is a conversation, neither a text nor token ids."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def is_answer(turn: Message) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import model_validator
 
-from jetspec.config import Config, option, option_extra
+from jetspec.config import Config, flag_of, option, option_extra
 from jetspec.errors import JetSpecError
 
 
@@ -19,6 +19,8 @@ class Settings(Config):
     kind: Literal["tree", "chain"] = option("tree", help="Kind.")
     causal: bool = option(True, help="Causal.")
     name: str | None = option(None, help="Name.")
+    sizes: tuple[int, ...] = option((1,), help="Sizes.", min_length=1)
+    layers: tuple[int, ...] | None = option(None, help="Layers.")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,10 @@ class Settings(Config):
         ({"kind": "bush"}, "kind='bush': must be one of 'tree' or 'chain'"),
         ({"causal": 1}, "causal=1: must be True or False"),
         ({"name": 3}, "name=3: must be text"),
+        ({"sizes": 3}, "sizes=3: must be a list"),
+        ({"sizes": [1, "2"]}, r"sizes\.1='2': must be an integer"),
+        ({"sizes": []}, r"sizes=\(\): must hold at least 1"),
+        ({"layers": "1"}, "layers='1': must be a list"),
         ({"dept": 3}, "dept: is not a field of Settings; did you mean depth"),
         ({"depth": 1, "rate": 0}, r"depth=1.*\(2 fields are wrong\)"),
     ],
@@ -76,3 +82,19 @@ def test_facts_of_an_option_are_read_back() -> None:
     assert option_extra(field, "flags") == ("--deep",)
     assert option_extra(field, "group") == "Shape"
     assert option_extra(field, "free", False) is False
+
+
+def test_lists_are_taken_for_tuples() -> None:
+    assert Settings(sizes=[4, 8], layers=[2]) == Settings(sizes=(4, 8), layers=(2,))
+    assert Settings(name="[1]").name == "[1]"
+
+
+def test_a_field_has_the_flag_it_names_or_one_made_of_its_name() -> None:
+    class Named(Config):
+        max_tokens: int = option(1, help="Tokens.")
+        chat: bool = option(True, help="Chat.", flags=("-c", "--chat/--raw"))
+
+    assert {name: flag_of(name, field) for name, field in Named.model_fields.items()} == {
+        "max_tokens": "--max-tokens",
+        "chat": "--chat/--raw",
+    }

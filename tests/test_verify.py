@@ -15,7 +15,9 @@ from jetspec.head import DraftHead, head_for_target
 from jetspec.llm import LLM
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.verify import OTHER, Report, cell_of, chi_square, next_logits, partition, verify
+from jetspec.verify import Report, next_logits, verify
+from jetspec.verify.distribution import OTHER, cell_of, chi_square, partition
+from tests.helpers.cli import trusting_next_token
 from tests.helpers.tiny import VOCAB_SIZE, tiny_target
 
 # A third of the vocabulary fits in a tree, so that even a random head's drafts are accepted, all over the tree.
@@ -41,7 +43,7 @@ def prompts() -> list[list[int]]:
 
 def run(target: Target, head: DraftHead, prompts: list[list[int]], samples: int = 200) -> Report:
     drafted = LLM(target, head, tree_budget=BUDGET)
-    return verify(LLM(target), drafted, prompts, max_tokens=16, samples=samples)
+    return verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=samples)
 
 
 def test_lossless_decoding_passes(target: Target, head: DraftHead, prompts: list[list[int]]) -> None:
@@ -61,21 +63,15 @@ def test_lossless_decoding_passes(target: Target, head: DraftHead, prompts: list
 def test_accepting_drafts_unseen_is_found(
     target: Target, head: DraftHead, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    next_token = accept_module.next_token
-
-    def trusting(scheduled, row, *logits):
-        """The first draft below a row, whatever the target says of it."""
-        parents = scheduled.parents
-        return scheduled.token_ids[parents.index(row)] if row in parents else next_token(scheduled, row, *logits)
-
-    monkeypatch.setattr(accept_module, "next_token", trusting)
+    monkeypatch.setattr(accept_module, "next_token", trusting_next_token)
     report = run(target, head, prompts)
     assert not report.passed
     assert not any(check.passed for check in report.token_checks)
     assert not report.fit.passed
     difference = report.token_checks[0].difference
     assert difference.position == 1  # the first token comes with the prompt
-    assert difference.context == prompts[0] + LLM(target).generate([prompts[0]], greedy(1))[0].outputs[0].token_ids
+    [first] = LLM(target, None).generate([prompts[0]], greedy(1))
+    assert difference.context == prompts[0] + first.outputs[0].token_ids
     assert difference.logit_margin > 0
 
 
@@ -94,7 +90,7 @@ def test_a_wrong_distribution_is_found(
     """A fault that plain decoding shares leaves the tokens equal: only the goodness of fit shows it."""
     sample = accept_module.sample
     monkeypatch.setattr(accept_module, "sample", lambda logits, *rest: sample(logits / 1.4, *rest))
-    report = run(target, head, prompts, samples=500)
+    report = run(target, head, prompts, samples=600)
     sampled = [check for check in report.token_checks if check.name == "seeded sampling"]
     assert all(check.passed for check in sampled)
     assert not report.fit.passed
@@ -113,7 +109,7 @@ def test_an_early_end_is_a_difference(
         )
 
     monkeypatch.setattr(drafted, "generate", short)
-    report = verify(LLM(target), drafted, prompts, max_tokens=16, samples=100)
+    report = verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=100)
     difference = report.token_checks[0].difference
     assert difference.position == 12
     assert difference.got is None
@@ -139,7 +135,7 @@ def test_next_logits_equal_transformers(target: Target, prompts: list[list[int]]
 def test_next_logits_over_several_forwards(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
     whole = next_logits(target, contexts)
-    monkeypatch.setattr("jetspec.verify.MAX_ROWS", 4)
+    monkeypatch.setattr("jetspec.verify.logits.MAX_NUM_BATCHED_TOKENS", 4)
     assert torch.allclose(next_logits(target, contexts), whole, atol=1e-5)
 
 
@@ -147,7 +143,7 @@ def test_next_logits_over_several_forwards(target: Target, monkeypatch: pytest.M
 def test_refusals_name_the_field(target: Target, head: DraftHead, prompts: list[list[int]], problem: str) -> None:
     options = {"temperature": {"temperature": 0.0}, "samples": {"samples": 50}}.get(problem, {})
     with pytest.raises(JetSpecError, match=problem):
-        verify(LLM(target), LLM(target, head), prompts[:1] if problem == "prompts" else prompts, **options)
+        verify(LLM(target, None), LLM(target, head), prompts[:1] if problem == "prompts" else prompts, **options)
 
 
 def test_cells_cover_every_continuation() -> None:

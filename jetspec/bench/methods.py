@@ -128,7 +128,7 @@ class Models:
             found = next(kind for kind, fits in (AUTOREGRESSIVE, BIDIRECTIONAL, CAUSAL) if fits(head))
             raise JetSpecError(f"{flag} {name}: method {method} needs {draft.kind}, this is {found}")
         try:
-            head.config.validate_for(self.target)
+            head.validate_for(self.target)
         except JetSpecError as error:
             raise JetSpecError(f"{flag} {name}: {error}") from error
         self.drafts[draft.option] = head
@@ -162,7 +162,7 @@ class Models:
 
 
 def load_reference(name: str, target: Target) -> Any:
-    """transformers' model with its own attention, beside a target of the same name. JetSpecError where it fails."""
+    """Transformers' model with its own attention, beside a target of the same name. JetSpecError where it fails."""
     try:
         model = AutoModelForCausalLM.from_pretrained(resolve_source(name, None), dtype=target.dtype)
     except (OSError, ValueError) as error:

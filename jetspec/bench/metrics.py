@@ -4,41 +4,52 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from jetspec.bench.records import BASELINE, Cell, Group, Run
+from jetspec.config import Config
 
 #: Resamples of a bootstrap interval, and the share of them that lies inside it.
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What a cell measured. None where a figure does not apply, or has nothing to be compared with."""
+class Figures(Config):
+    """The figures of a cell. A figure is None if it does not apply, or has nothing to be compared with.
+
+    Args:
+        cell: what was measured.
+        groups: number of groups.
+        tokens: tokens that came while decoding.
+        tokens_per_s: those tokens over the seconds of decoding.
+        prefill_s: seconds of reading prompts.
+        speedup: tokens a second over the baseline's on the same groups.
+        speedup_interval: bootstrap interval of ``speedup``.
+        acceptance_length: tokens that a sequence's verify forward commits, bonus token included.
+        depths: for d = 1, 2, ...: share of the verify forwards that committed at least d drafted tokens and one more.
+        rows: rows of a sequence's verify forward.
+        split: share of the decoding seconds of each of `PARTS`; sums to 1.
+        identical: number of answers equal to the baseline's.
+        compared: number of answers that can be compared with the baseline's.
+        accuracy: share of the scored answers that solve their task.
+        scored: number of answers that can be scored.
+        peak_bytes: most device memory that was allocated.
+    """
 
     cell: Cell
     groups: int
     tokens: int
     tokens_per_s: float | None
     prefill_s: float
-    #: Tokens a second over the baseline's on the same groups, and its bootstrap interval.
     speedup: float | None
     speedup_interval: tuple[float, float] | None
-    #: Tokens committed by a sequence's verify forward, bonus included.
     acceptance_length: float | None
-    #: Share of the verify forwards that committed at least d drafted tokens and one more, d = 1, 2, ...
     depths: list[float]
-    #: Rows of a sequence's verify forward.
     rows: float | None
-    #: Share of the decoding time by part; sums to 1.
     split: dict[str, float]
-    #: Answers equal to the baseline's, of those that can be compared.
     identical: int | None
     compared: int
-    #: Share of the answers that solve their task, of those that can be told.
     accuracy: float | None
     scored: int
     peak_bytes: int | None
@@ -59,7 +70,7 @@ def groups_by_cell(run: Run) -> dict[Cell, list[Group]]:
 
 
 def _baseline(cell: Cell, by_cell: dict[Cell, list[Group]]) -> dict[int, Group]:
-    groups = by_cell.get(Cell(cell.dataset, BASELINE, None, cell.temperature, cell.batch_size), [])
+    groups = by_cell.get(cell.replace(method=BASELINE, budget=None), [])
     return {group.index: group for group in groups}
 
 

@@ -1,16 +1,20 @@
-"""What a benchmark run writes down, one JSON object a line: a header, then groups of questions answered, and failures.
+"""The records of a benchmark run, one JSON object a line: a header, then groups of answered questions, and failures.
 
-Everything that a report says is computed from these records, so a run can be resumed, reported anew and compared.
+Every figure of a report is computed from these records, so a run can be resumed, reported again and compared. A record
+that holds what no run can have measured is refused when it is made and when it is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from jetspec.config import Config
 from jetspec.errors import JetSpecError
 
 #: Ways of decoding that a run can compare.
@@ -22,15 +26,36 @@ PARTS = ("draft", "select", "verify", "accept", "commit", "other")
 BASELINE: MethodName = "plain"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One entry of a run's table: what is answered, and how. `budget` is None where a method drafts nothing."""
+#: Methods that draft nothing, so that no budget applies.
+UNDRAFTED: tuple[MethodName, ...] = ("hf", "plain")
 
-    dataset: str
+Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Cell(Config):
+    """One entry of a run's table: the data set and how it is answered. ``budget`` is None if a method drafts nothing.
+
+    Raises:
+        JetSpecError: a value is out of range, or the method and the budget do not fit.
+    """
+
+    dataset: Name
     method: MethodName
-    budget: int | Literal["auto"] | None
-    temperature: float
-    batch_size: int
+    budget: Positive | Literal["auto"] | None
+    temperature: Seconds
+    batch_size: Positive
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.budget is None) != (self.method in UNDRAFTED):
+            raise JetSpecError(
+                f"budget={self.budget!r}: must be {'None' if self.method in UNDRAFTED else 'a number of rows or auto'} "
+                f"for method {self.method}"
+            )
+        return self
 
     @property
     def label(self) -> str:
@@ -38,57 +63,103 @@ class Cell:
         return self.method if self.budget is None else f"{self.method} {self.budget}"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One turn of one question."""
+class Answer(Config):
+    """One turn of one question.
 
-    question: str  # id, unique within the data set
-    turn: int  # from 0
-    token_ids: list[int]
+    Args:
+        question: its id, unique within the data set.
+        turn: number of the turn, from 0.
+        token_ids: tokens of the answer.
+        finish_reason: why it ended, such as "stop" or "length".
+        correct: whether the answer solves the task; None if that is not known.
+    """
+
+    question: str
+    turn: Count
+    token_ids: list[Count]
     finish_reason: str
-    #: Whether the answer solves the task; None where there is no way to tell.
     correct: bool | None = None
 
 
-@dataclass(frozen=True)
-class Group:
-    """`batch_size` questions of a cell, answered together. Seconds are wall clock.
+class Group(Config):
+    """``batch_size`` questions of a cell, answered together, with all their turns. Seconds are wall clock.
 
-    A multi-turn question's turns are all in the group; seconds and counts are sums over them.
+    Args:
+        cell: what the group is a part of.
+        index: number of the group within its data set.
+        answers: every turn of every question.
+        prefill_s: seconds until all prompts are read and the first tokens are there, summed over turns.
+        decode_s: seconds of decoding after that.
+        tokens: tokens that came in ``decode_s``.
+        rounds: number of verify forwards of a sequence by the tokens that they committed, bonus token included:
+            {"1": 10, "3": 4}. Empty for "hf".
+        rows: rows of these forwards, summed; 1 for a forward without a draft.
+        split_s: seconds of the `PARTS` of ``decode_s``.
+        peak_bytes: most device memory that was allocated meanwhile; None on a CPU, where the methods share a process.
+
+    Raises:
+        JetSpecError: a value is out of range, or the counts contradict each other.
     """
 
     cell: Cell
-    index: int  # number of the group within its data set
-    answers: list[Answer]
-    prefill_s: float  # until all prompts are read and the first tokens are there
-    decode_s: float
-    tokens: int  # tokens that came in `decode_s`
-    #: Verify forwards of a sequence by the tokens they committed, bonus included: {"1": 10, "3": 4}. Empty for "hf".
-    rounds: dict[str, int] = field(default_factory=dict)
-    #: Rows of these forwards, summed: 1 a forward where nothing was drafted.
-    rows: int = 0
-    #: Parts of `decode_s`: draft (head forwards), build (trees), verify (target forward), accept, commit, other.
-    split_s: dict[str, float] = field(default_factory=dict)
-    #: Most device memory that was allocated meanwhile; None on a CPU, where all methods share one process.
-    peak_bytes: int | None = None
+    index: Count
+    answers: Annotated[list[Answer], Field(min_length=1)]
+    prefill_s: Seconds
+    decode_s: Seconds
+    tokens: Count
+    rounds: dict[Annotated[str, Field(pattern="^[1-9][0-9]*$")], Positive] = Field(default_factory=dict)
+    rows: Count = 0
+    split_s: dict[str, Seconds] = Field(default_factory=dict)
+    peak_bytes: Count | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        turns = [(answer.question, answer.turn) for answer in self.answers]
+        questions = len({question for question, _ in turns})
+        if len(set(turns)) < len(turns):
+            raise JetSpecError("answers: two are of the same turn of the same question")
+        if questions > self.cell.batch_size:
+            raise JetSpecError(f"answers: {questions} questions, more than batch_size={self.cell.batch_size}")
+        written = sum(len(answer.token_ids) for answer in self.answers)
+        if self.tokens > written:
+            raise JetSpecError(f"tokens={self.tokens}: must be at most the {written} tokens of the answers")
+        if unknown := set(self.split_s) - set(PARTS):
+            raise JetSpecError(f"split_s: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+        self._check_rounds()
+        return self
+
+    def _check_rounds(self) -> None:
+        forwards = sum(self.rounds.values())
+        committed = sum(int(tokens) * count for tokens, count in self.rounds.items())
+        if committed not in (0, self.tokens):
+            raise JetSpecError(f"rounds: commit {committed} tokens, but tokens={self.tokens}")
+        # A forward commits the drafted tokens that it accepts, each of them one of its rows, and one token more.
+        if self.rows < committed:
+            raise JetSpecError(f"rows={self.rows}: must be at least the {committed} tokens that the rounds commit")
+        most = {None: 1, "auto": None}.get(self.cell.budget, self.cell.budget)
+        if most is not None and self.rows > int(most) * forwards:
+            raise JetSpecError(f"rows={self.rows}: must be at most {most} for each of {forwards} forwards")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A cell that could not be measured, or not to its end."""
+class Failure(Config):
+    """A cell that could not be measured, or not completely."""
 
     cell: Cell
     error: str
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a run is: its configuration and the machine."""
+class Header(Config):
+    """What a run is.
+
+    Args:
+        config: the settings that decide the results.
+        machine: device, cpu, threads, dtype, and versions of python, torch, transformers and jetspec.
+        peak_resident_bytes: most memory that the process had resident. The header is written again at the end for it.
+    """
 
     config: dict[str, Any]
-    machine: dict[str, Any]  # device, cpu, threads, dtype, versions of python, torch, transformers and jetspec
-    #: Most memory the process had resident, in bytes; written again at the end.
-    peak_resident_bytes: int | None = None
+    machine: dict[str, Any]
+    peak_resident_bytes: Count | None = None
 
 
 Record = Header | Group | Failure
@@ -107,41 +178,78 @@ class Run:
 def to_line(record: Record) -> str:
     """A record as a line of JSON, newline included."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(record, cls))
-    return json.dumps({"kind": kind, **asdict(record)}, ensure_ascii=False) + "\n"
+    return json.dumps({"kind": kind, **record.model_dump()}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_run(path: str | Path) -> Run:
-    """The records of a results file. A last line that was cut off is left out, as an interrupted run writes it.
+    """The records of a results file. A last line that was cut off is left out, because an interrupted run leaves one.
 
     Raises:
-        JetSpecError: the file cannot be read, a line is none of ours, or there is no header.
+        JetSpecError: the file cannot be read or has no header, or a line is no record, holds values that no run
+            measures, or contradicts an earlier line. The message names the file, the line and the field.
     """
     try:
-        # Other characters that end lines stand in records as they are. The last line may end inside a character.
+        # Only "\n" ends a line: other characters that do so elsewhere may be in a record. The last line may end inside
+        # a character.
         whole, _, _ = Path(path).read_bytes().rpartition(b"\n")
         lines = whole.decode("utf-8").split("\n") if whole else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise JetSpecError(f"cannot read benchmark results from {path}: {error}") from error
-    records = _parse(path, lines)
-    headers = [r for r in records if isinstance(r, Header)]
-    if not headers:
-        raise JetSpecError(f"{path}: not a benchmark's results: there is no header")
-    return Run(
-        headers[-1], [r for r in records if isinstance(r, Group)], [r for r in records if isinstance(r, Failure)]
-    )
-
-
-def _parse(path: str | Path, lines: Iterable[str]) -> list[Record]:
+    except (OSError, ValueError) as error:
+        raise JetSpecError(f"cannot read benchmark results from {shown(path)}: {error}") from error
     records: list[Record] = []
+    seen: dict[Any, int] = {}
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line)
-            kind = _KINDS[values.pop("kind")]
-            if kind is not Header:
-                values["cell"] = Cell(**values["cell"])
-            if kind is Group:
-                values["answers"] = [Answer(**a) for a in values["answers"]]
-            records.append(kind(**values))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JetSpecError(f"{path}, line {number}: not a benchmark's record: {error!r}") from error
-    return records
+            records.append(_parse(line))
+            _check_new(records[-1], seen, number)
+        except JetSpecError as error:
+            raise JetSpecError(f"{shown(path)}, line {number}: not a benchmark's record: {error}") from error
+    headers = [record for record in records if isinstance(record, Header)]
+    if not headers:
+        raise JetSpecError(f"{shown(path)}: not a benchmark's results: there is no header")
+    if any((header.config, header.machine) != (headers[0].config, headers[0].machine) for header in headers):
+        raise JetSpecError(f"{shown(path)}: holds the headers of two runs; keep the lines of one of them")
+    groups = [record for record in records if isinstance(record, Group)]
+    return Run(headers[-1], groups, [record for record in records if isinstance(record, Failure)])
+
+
+def shown(name: object) -> str:
+    """A name as it can be printed: bytes that are not UTF-8 are escaped."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
+
+
+def _check_new(record: Record, seen: dict[Any, int], number: int) -> None:
+    """JetSpecError if line ``number`` holds a group or a question that an earlier line has ``seen``, too."""
+    if isinstance(record, Group):
+        keys: list[tuple[str, Any]] = [("index", record.index)]
+        keys += [("question", answer.question) for answer in record.answers]
+        for name, value in keys:
+            if (first := seen.setdefault((record.cell, name, value), number)) != number:
+                raise JetSpecError(f"{name}={value!r}: line {first} has it, too, for {record.cell.label}")
+
+
+def _parse(line: str) -> Record:
+    try:
+        values = json.loads(line, parse_constant=_no_number)
+        json.dumps(values, ensure_ascii=False).encode()  # an escape may stand for half a character
+    except RecursionError:
+        raise JetSpecError("it is nested too deeply") from None
+    except ValueError as error:
+        raise JetSpecError(str(error)) from error
+    kind = _KINDS.get(str(_object("record", values).pop("kind", None)))
+    if kind is None:
+        raise JetSpecError(f"kind: must be one of {', '.join(_KINDS)}")
+    if "cell" in values:
+        values["cell"] = Cell(**_object("cell", values["cell"]))
+    if isinstance(values.get("answers"), list):
+        values["answers"] = [Answer(**_object("answers", answer)) for answer in values["answers"]]
+    return kind(**values)
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise JetSpecError(f"{name}={value!r:.80}: must be an object")
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise JetSpecError(f"{name} is no number")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from jetspec.bench.records import Cell, Failure, Group, Header, Record, read_run, to_line
 from jetspec.errors import JetSpecError
+from jetspec.files import write_atomically
 
 RESULTS = "results.jsonl"
 
@@ -33,7 +33,7 @@ class Results:
             run = read_run(self.path)
             check_same(run.header, header, folder)
             groups = run.groups
-            self.header = replace(header, peak_resident_bytes=run.header.peak_resident_bytes)
+            self.header = header.replace(peak_resident_bytes=run.header.peak_resident_bytes)
         self.known: set[tuple[Cell, int]] = {(group.cell, group.index) for group in groups}
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Results:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         peaks = [peak for peak in (self.header.peak_resident_bytes, peak_resident_bytes()) if peak is not None]
-        self.write(replace(self.header, peak_resident_bytes=max(peaks, default=None)))
+        self.write(self.header.replace(peak_resident_bytes=max(peaks, default=None)))
         self._file.close()
 
     def write(self, record: Group | Failure | Header) -> None:
@@ -62,7 +62,7 @@ def check_config(folder: Path, config: dict[str, Any]) -> None:
     path = folder / RESULTS
     if path.exists():
         header = read_run(path).header
-        check_same(header, replace(header, config={**header.config, **config}), folder)
+        check_same(header, header.replace(config={**header.config, **config}), folder)
 
 
 def check_same(before: Header, now: Header, folder: Path) -> None:
@@ -86,13 +86,8 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def rewrite(path: Path, records: Iterable[Record]) -> None:
-    """Write a whole file beside its place and rename it into it, so that there is never half a one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text("".join(map(to_line, records)), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write all records to a file, which is replaced as a whole."""
+    write_atomically(path, "".join(map(to_line, records)).encode())
 
 
 def peak_resident_bytes() -> int | None:

@@ -50,7 +50,7 @@ def run(config: BenchConfig, *, progress: Progress = lambda cell, done, total: N
     }
     models = Models(config.target, drafts_of(config), config.methods, device=config.device, dtype=config.dtype)
     # Only its tokenizer and chat template are used.
-    door = LLM(models.target, num_blocks=1)
+    door = LLM(models.target, None, num_blocks=1)
     lengths = {name: check_lengths(door, name, found, config) for name, found in questions.items()}
     blocks = config.blocks()
     total = sum(len(cells) * len(grouped(questions[cells[0].dataset], cells[0].batch_size)) for cells in blocks)

@@ -1,12 +1,14 @@
-"""Running code that a model wrote, with limits on what it may use.
+"""Testing code that a model wrote, in processes of its own and with limits on what it may use.
 
-That is no protection against malice: the code runs as the user who started the benchmark, may read that user's files
-and reach the network.
+A wrong answer cannot pass: the tests run in a process that never runs code of the answer (see `jetspec.bench.judge`).
+The machine is not protected: the code runs as the user who started the benchmark, may read and change that user's
+files, and may use the network.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,57 +19,66 @@ from pathlib import Path
 
 from jetspec.errors import JetSpecError
 
-#: Seconds of wall clock, bytes of address space and of a file that a program may take.
+#: Seconds of wall clock, bytes of address space and bytes of a file that a process may take.
 SECONDS = 10.0
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
-#: Exit status of a program that ran to its end; one that leaves early without intent, as with `sys.exit(0)` before the
-#: tests, does not give it.
+#: Seconds that the judge gets to end what it started, once its time is up.
+GRACE_SECONDS = 5.0
+_JUDGE = Path(__file__).with_name("judge.py")
+#: Exit status of a judge whose tests passed. The judge has its own copy: it needs a POSIX system to be imported.
 PASSED = 77
-
-#: Sets the limits, which the program cannot raise again, and runs the program behind them.
-LAUNCHER = """
-import resource, sys
-for name, limit in (("AS", {memory}), ("CPU", {cpu}), ("FSIZE", {file}), ("CORE", 0)):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-sys.setrecursionlimit(10000)
-with open("program.py", encoding="utf-8") as file:
-    source = file.read()
-exec(compile(source, "program.py", "exec"), {{"__name__": "__main__"}})
-sys.exit({passed})
-"""
 
 
 def check_platform() -> None:
     """Raise JetSpecError where the operating system has no limits for processes."""
     if os.name != "posix":
-        raise JetSpecError("--run-code: needs the resource limits of a POSIX system; leave the option out")
+        raise JetSpecError("run_code: needs the resource limits of a POSIX system; leave the option out")
 
 
-def passes(program: str, *, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES) -> bool:
-    """Whether a program runs to its end without an error, within the limits.
+def passes(
+    code: str,
+    *,
+    entry_point: str,
+    setup: str,
+    test: str,
+    seconds: float = SECONDS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> bool:
+    """Whether the function that an answer defines passes the tests of its task, within the limits.
 
-    It runs in a Python of its own (`-I`: without the user's packages and settings), in a temporary folder, without
-    input, output and environment. Its whole process group is killed at the end.
+    The answer runs in a Python of its own (`-I`: without the user's packages and settings), in a temporary folder,
+    without input, output and environment. All that it started is killed at the end; on systems other than Linux, all
+    that did not leave its session.
+
+    Args:
+        code: the answer's program.
+        entry_point: name of the function.
+        setup: code that the tests build on, such as helper functions of the task. It runs apart from the answer.
+        test: code that defines `check(candidate)`.
+        seconds: time that answer and tests may take together.
+        memory_bytes: address space of each process.
     """
-    limits = {"memory": memory_bytes, "cpu": int(seconds) + 1, "file": FILE_BYTES, "passed": PASSED}
+    limits = {"AS": memory_bytes, "CPU": int(seconds) + 1, "FSIZE": FILE_BYTES, "CORE": 0}
     with _temporary_folder() as folder:
-        Path(folder, "program.py").write_text(program, encoding="utf-8", errors="replace")
+        job = {"code": code, "entry_point": entry_point, "setup": setup, "test": test}
+        job_line = json.dumps({**job, "folder": folder, "limits": limits, "seconds": seconds}).encode()
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", LAUNCHER.format(**limits)],
-            cwd=folder,
+            [sys.executable, "-I", "-S", str(_JUDGE), "judge"],
+            cwd=os.sep,
             env={"PATH": os.defpath},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
-            return process.wait(timeout=seconds) == PASSED
+            process.communicate(job_line, timeout=seconds + GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             return False
         finally:
-            _kill_group(process)
+            _end(process)
+        return process.returncode == PASSED
 
 
 @contextlib.contextmanager
@@ -81,8 +92,11 @@ def _temporary_folder() -> Iterator[str]:
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started, which may outlive it."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the judge, which ends what it started, and whatever is left in its session."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -80,25 +80,38 @@ def normalized(latex: str) -> str:
 
 
 def solves_humaneval(facts: Mapping[str, Any], answer: str) -> bool:
-    """Whether the answer's function passes the task's tests, run in a process of its own."""
-    return passes(program(facts["prompt"], facts["entry_point"], answer, facts["test"]))
+    """Whether the answer's function passes the task's tests, in processes of their own."""
+    prompt, entry_point = facts["prompt"], facts["entry_point"]
+    return passes(
+        answer_program(prompt, entry_point, answer),
+        entry_point=entry_point,
+        setup=before_function(prompt, entry_point),
+        test=facts["test"],
+    )
 
 
-def program(prompt: str, entry_point: str, answer: str, test: str) -> str:
-    """The tests of a task behind the function that an answer gives: in a fence, or as the answer itself.
+def answer_program(prompt: str, entry_point: str, answer: str) -> str:
+    """The program of an answer, whose function is in a fence or is the answer itself.
 
-    What stands before the function in the prompt, imports say, is put before it; the signature, too, where the answer
-    goes on from there.
+    What the prompt has before the function, such as imports, is put in front of it. If the answer continues the
+    function of the prompt, the whole prompt is.
     """
-    signature = re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
     blocks = FENCE.findall(answer)
+    signature = _signature(entry_point)
     code = next((block for block in blocks if signature.search(block)), blocks[0] if blocks else answer)
     if signature.search(code):
-        start = signature.search(prompt)
-        code = prompt[: start.start() if start else 0] + "\n" + code
-    else:
-        code = prompt.rstrip() + "\n" + _body(code)
-    return f"{code}\n\n{test}\n\ncheck({entry_point})\n"
+        return before_function(prompt, entry_point) + "\n" + code
+    return prompt.rstrip() + "\n" + _body(code)
+
+
+def before_function(prompt: str, entry_point: str) -> str:
+    """What a prompt has before the function that it asks for: imports and helpers, which the tests may use, too."""
+    start = _signature(entry_point).search(prompt)
+    return prompt[: start.start()] if start else ""
+
+
+def _signature(entry_point: str) -> re.Pattern[str]:
+    return re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
 
 
 def _body(code: str) -> str:

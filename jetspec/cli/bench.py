@@ -14,7 +14,6 @@ from jetspec.cli.common import (
     DEFAULT_TARGET,
     ChatTemplateKwargsOption,
     DeviceOption,
-    DraftOption,
     DtypeOption,
     JsonOption,
     TargetOption,
@@ -43,7 +42,15 @@ def measure(
         Path | None, typer.Option("--output", "-o", help="Folder of the run; the same command goes on in it.")
     ] = None,
     target: TargetOption = DEFAULT_TARGET,
-    draft: DraftOption = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            "-d",
+            help="Draft head: alias, hub id or directory. Without it the head that ships for the target.",
+            show_default=False,
+        ),
+    ] = None,
     eagle: Annotated[str | None, typer.Option("--eagle", help="Autoregressive head, for eagle.")] = None,
     dflash: Annotated[
         str | None, typer.Option("--dflash", help="Bidirectional head, for dflash-chain and dflash-tree.")

@@ -86,7 +86,7 @@ def penalize(scores: Tensor, params: SamplingParams, prompt_ids: Sequence[int], 
 
 
 def add_bias(scores: Tensor, bias: Mapping[int, float]) -> Tensor:
-    """scores [V] with `bias` added to the tokens it names."""
+    """Scores [V] with `bias` added to the tokens it names."""
     ids = torch.tensor(list(bias), device=scores.device)
     return scores.index_add(0, ids, torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device))
 

@@ -1,14 +1,13 @@
-"""Capture: the target answers the prompts, and what the draft head will see of it is stored.
+"""Capture: the target answers the prompts, and the hidden states that the draft head reads are stored.
 
-Prompts are taken ``shard_sequences`` at a time; a shard is written when all of its sequences are finished, so memory
-holds one shard at most and a killed capture goes on after the last whole shard. A shard's content depends on its
-prompts alone, not on where the capture was interrupted or which process wrote it. A shard is there when its index is:
-``shard-00000.json`` beside ``shard-00000.safetensors``.
+Prompts are taken ``shard_sequences`` at a time. A shard is written when all of its sequences are finished, so memory
+holds at most one shard, and a killed capture resumes after the last whole shard. A shard's content depends on its
+prompts alone, not on where the capture was interrupted or which process wrote it. A shard is complete when its index
+exists: ``shard-00000.json`` beside ``shard-00000.safetensors``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import defaultdict
@@ -23,19 +22,21 @@ from torch import Tensor
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Committed, Engine, Observer
 from jetspec.errors import JetSpecError
-from jetspec.fingerprint import weights_fingerprint
+from jetspec.files import write_atomically
+from jetspec.fingerprint import fingerprint, weights_fingerprint
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.train.files import write_atomically
+from jetspec.train.dataset import find_non_finite
 from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt
 
 INDEX = "index.json"
+FIX = "; check the target's weights, or run it in another number type with target_dtype"
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """What decides the content of a capture, beside target and prompts."""
+    """The settings on which the content of a capture depends, beside target and prompts."""
 
     target_layer_ids: tuple[int, ...]
     max_tokens: int = 256
@@ -54,14 +55,14 @@ def capture(
     on_progress: Callable[[int, int, int], None] | None = None,
     processes: Processes | None = None,
 ) -> None:
-    """Fill ``folder`` with the shards of ``prompts``, going on where an earlier call stopped.
+    """Fill ``folder`` with the shards of ``prompts``. Shards that an earlier call wrote are kept.
 
-    Several ``processes`` share out the shards; all return when all shards are there.
+    Several ``processes`` share the shards; all return when all shards exist.
     ``on_progress`` is called with (sequences done, sequences in all, tokens written by this call).
 
     Raises:
         JetSpecError: ``folder`` holds a capture of another target, other prompts or other settings; a prompt does not
-            fit the target; ``folder`` is not shared by all processes.
+            fit the target; the target computes NaN or infinity; ``folder`` is not shared by all processes.
     """
     folder = Path(folder)
     processes = processes or Processes()
@@ -107,7 +108,8 @@ class _Recorded:
 class _Recorder(Observer):
     """Collects the rows of each request as they become final; rows that are computed twice are kept once."""
 
-    def __init__(self) -> None:
+    def __init__(self, target_layer_ids: Sequence[int]) -> None:
+        self._layers = target_layer_ids
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._count: dict[str, int] = defaultdict(int)
 
@@ -122,6 +124,12 @@ class _Recorder(Observer):
                 (aux_hidden_states.to("cpu", torch.bfloat16), hidden.to("cpu", torch.bfloat16))
             )
             self._count[rows.request_id] += len(aux_hidden_states)
+
+    def find_fault(self, request_id: str) -> str | None:
+        """What is not finite in the rows of a request, in words."""
+        parts = self._rows[request_id]
+        faults = (find_non_finite(aux_hidden_states, hidden, self._layers) for aux_hidden_states, hidden in parts)
+        return next((fault for fault in faults if fault is not None), None)
 
     def take(self, request_id: str, token_ids: list[int], loss_start: int) -> _Recorded:
         aux_hidden_states, hidden = (torch.cat(parts) for parts in zip(*self._rows.pop(request_id), strict=True))
@@ -142,8 +150,11 @@ def _run(
     """Answer ``prompts``, whose numbers start at ``first``, and return them in order.
 
     ``report`` is called with (sequences done, tokens of their answers).
+
+    Raises:
+        JetSpecError: the target's states are not finite, or the engine failed the request; names the prompt.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(settings.target_layer_ids)
     lengths = [
         len(p.token_ids) + (settings.max_tokens if p.response_ids is None else len(p.response_ids)) for p in prompts
     ]
@@ -172,6 +183,9 @@ def _run(
         for sequence in finished:
             number = int(sequence.request_id)
             prompt = prompts[number]
+            fault = recorder.find_fault(sequence.request_id) or sequence.error
+            if fault is not None:
+                raise JetSpecError(f"training prompt {first + number + 1}: {fault}{FIX}")
             token_ids = sequence.token_ids if prompt.response_ids is None else sequence.prompt_ids
             done[number] = recorder.take(sequence.request_id, list(token_ids), len(prompt.token_ids))
         if finished:
@@ -203,7 +217,7 @@ def _check_prompts(target: Target, prompts: Sequence[Prompt]) -> None:
 
 
 def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> None:
-    """Let the folder say what it holds, or check that it is ``wanted``."""
+    """Write into the folder what it holds, or check that it holds what is ``wanted``."""
     path = folder / INDEX
     if processes.is_main and not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -218,13 +232,9 @@ def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> 
 
 
 def _fingerprint(target: Target, prompts: Sequence[Prompt], settings: CaptureSettings) -> dict[str, str]:
-    """What a capture depends on, by name: digests of the target and the prompts, and the settings themselves."""
+    """What a capture depends on, by name: fingerprints of the target and the prompts, and the settings themselves."""
     return {
         "target": weights_fingerprint(target.model),
-        "prompts": _digest(repr([(p.token_ids, p.response_ids) for p in prompts]).encode()),
+        "prompts": fingerprint([(p.token_ids, p.response_ids) for p in prompts]),
         **{name: repr(value) for name, value in vars(settings).items()},
     }
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

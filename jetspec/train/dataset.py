@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +22,19 @@ class Captured:
     loss_start: int  # position of the first token of the answer
     aux_hidden_states: Tensor  # [T - 1, aux_layers * hidden]
     hidden: Tensor  # [T - 1, hidden], after the final norm
+
+
+def find_non_finite(aux_hidden_states: Tensor, hidden: Tensor, target_layer_ids: Sequence[int]) -> str | None:
+    """Where NaN or infinity first occurs in a target's states, as words for a message; None where all is finite.
+
+    aux_hidden_states [n, aux_layers * hidden], one part for each of ``target_layer_ids``; hidden [n, hidden].
+    """
+    layers = aux_hidden_states.chunk(len(target_layer_ids), dim=-1)
+    places = {f"layer {layer}": states for layer, states in zip(target_layer_ids, layers, strict=True)}
+    for place, states in {**places, "the final norm": hidden}.items():
+        if not bool(states.isfinite().all()):
+            return f"the target's hidden states are not finite after {place}"
+    return None
 
 
 class CapturedSequences:
@@ -63,4 +77,6 @@ class CapturedSequences:
 
     def distinct_tokens(self) -> Tensor:
         """Ids that occur anywhere in the capture, in order. [n] int64."""
-        return torch.cat([file.get_tensor("token_ids").unique() for file in self._files]).unique().long()
+        found = [torch.unique(file.get_tensor("token_ids")) for file in self._files]
+        ids: Tensor = torch.unique(torch.cat(found))
+        return ids.long()

@@ -1,27 +1,28 @@
-"""How good a head is: what the engine accepts of its drafts on real prompts."""
+"""The acceptance of a head: how many of its drafts the engine accepts on real prompts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Engine, Observer, RoundRecord
+from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 from jetspec.train.processes import Processes
 
 #: Prompts that are answered at the same time.
-MAX_RUNNING = 64
+MAX_NUM_SEQS = 64
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What trees of ``tree_budget`` rows brought; all zero where no prompt needed a round."""
+    """The acceptance with trees of ``tree_budget`` rows; all zero where no prompt needed a round."""
 
     tree_budget: int
     #: Mean tokens per verify forward, bonus included: 1 plus the sum of ``depths``.
@@ -41,13 +42,16 @@ def measure_acceptance(
     temperature: float = 0.0,
     processes: Processes | None = None,
 ) -> tuple[list[Measurement], int]:
-    """Answer ``prompts`` (token ids) once a budget; with sampling, prompt i is seeded with i.
+    """Answer ``prompts`` (token ids) once with each budget; with sampling, prompt i is seeded with i.
 
-    Several ``processes`` share out the prompts and all return the same.
+    Several ``processes`` share the prompts and all return the same.
 
     Returns:
         A measurement for each budget, and the number of prompts whose answers are not the same for all of them: 0
         but for ties of floating-point numbers.
+
+    Raises:
+        JetSpecError: the engine failed a request, for instance because the target's logits are not finite.
     """
     processes = processes or Processes()
     was_training = head.training
@@ -58,9 +62,8 @@ def measure_acceptance(
     for budget in tree_budgets:
         committed: Counter[int] = Counter()
         if share:
-            requests = [
-                (prompts[i], SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i)) for i in share
-            ]
+            params = {i: SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i) for i in share}
+            requests = {i: (prompts[i], params[i]) for i in share}
             committed = _answer(target, head, requests, budget, answers)
         counts += [committed.total()]
         counts += [sum(n for tokens, n in committed.items() if tokens > d) for d in range(1, head.config.block_size)]
@@ -89,13 +92,17 @@ class _Rounds(Observer):
 def _answer(
     target: Target,
     head: DraftHead,
-    requests: Sequence[tuple[Sequence[int], SamplingParams]],
+    requests: Mapping[int, tuple[Sequence[int], SamplingParams]],
     budget: int,
     answers: list[set[tuple[int, ...]]],
 ) -> Counter[int]:
-    """Answer the requests together and add what each says to ``answers``; returns rounds by tokens committed."""
-    max_num_seqs = min(MAX_RUNNING, len(requests))
-    lengths = [len(ids) + (params.max_tokens or 0) for ids, params in requests]
+    """Answer the requests, by number, and add what each says to ``answers``; returns rounds by tokens committed.
+
+    Raises:
+        JetSpecError: the engine failed a request; names its prompt.
+    """
+    max_num_seqs = min(MAX_NUM_SEQS, len(requests))
+    lengths = [len(ids) + (params.max_tokens or 0) for ids, params in requests.values()]
     rounds = _Rounds()
     engine = Engine(
         target,
@@ -106,9 +113,10 @@ def _answer(
         max_num_seqs=max_num_seqs,
         observer=rounds,
     )
-    sequences = [engine.add(str(i), ids, params) for i, (ids, params) in enumerate(requests)]
-    while engine.has_work:
-        engine.step()
-    for sequence, texts in zip(sequences, answers, strict=True):
+    sequences = [engine.add(str(i), ids, params) for i, (ids, params) in requests.items()]
+    engine.run()
+    for number, sequence, texts in zip(requests, sequences, answers, strict=True):
+        if sequence.error is not None:
+            raise JetSpecError(f"held-out prompt {number + 1}: {sequence.error}")
         texts.add(tuple(sequence.output_ids))
     return rounds.by_tokens

@@ -9,6 +9,7 @@ labels, mixed into p, change that vector and number; a temperature t divides h a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +95,11 @@ class Teacher:
 
 
 def output_layer(target: Target, temperature: float = 1.0) -> OutputLayer:
-    """The output layer of ``target``; JetSpecError where its logits are not such a map of its final hidden state."""
+    """The output layer of ``target``.
+
+    Raises:
+        JetSpecError: the target's logits are not such a map of its final hidden state, or not finite.
+    """
     module = target.model.get_output_embeddings()
     bias = getattr(module, "bias", None)
     softcap = getattr(target.config, "final_logit_softcapping", None)
@@ -116,6 +121,10 @@ def _check_output_layer(layer: OutputLayer, target: Target) -> None:
     out = target.forward(RowBatch.chains([ids], [torch.arange(n)]), target.new_cache(1, n), None, final_hidden=True)
     assert out.hidden is not None
     ours, theirs = layer.cap_(layer.logits(out.hidden.float())), out.logits.float() / layer.temperature
+    if not bool(theirs.isfinite().all()):
+        raise JetSpecError(
+            "target: its logits are not finite; check its weights, or run it in another number type with target_dtype"
+        )
     if (ours - theirs).abs().max() > 0.03 * theirs.abs().max().clamp(min=1.0):
         raise JetSpecError(
             f"target: the logits of {type(target.model).__name__} are not its output embedding times its final hidden "
@@ -159,10 +168,8 @@ def row_losses(layer: OutputLayer, student: Tensor, teacher: Teacher, rows: Tens
     student [R, H]; rows [R] int64, indices into the teacher's positions. Returns, beside the losses [R], the
     probability [R] that the draft gives to each row's label, without gradient.
     """
-    losses: Tensor
-    hits: Tensor
-    losses, hits = _RowLosses.apply(student, layer, teacher, rows)
-    return losses, hits
+    apply: Callable[..., tuple[Tensor, Tensor]] = _RowLosses.apply
+    return apply(student, layer, teacher, rows)
 
 
 class _RowLosses(torch.autograd.Function):

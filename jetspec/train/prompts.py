@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -68,19 +68,23 @@ def turns(row: Row, renderer: Renderer, *, regenerate: bool = False, ask_last: b
     left without an answer unless ``ask_last``: nothing follows it. A conversation ends with an answer that was cut.
 
     Raises:
-        JetSpecError: a turn cannot be rendered or does not fit the target.
+        JetSpecError: a turn cannot be rendered, has a field that the chat template leaves out, or does not fit the
+            target.
     """
     prompts: list[Prompt] = []
     history, rounds = _rounds(row, renderer)
     for number, (before, given) in enumerate(rounds, 1):
         if before:
+            first = len(history)
             history = [*history, *before]
+            renderer.check_fields(cast("list[Message]", history), first=first, tools=row.tools)
         token_ids = renderer.prompt(history, row.tools)
         if given is not None and not regenerate:
-            words = given["content"] if isinstance(given, dict) else given
-            prompts.append(Prompt(token_ids, renderer.answer(words)))
             if isinstance(given, dict):
+                prompts.append(Prompt(token_ids, renderer.turn(cast("list[Message]", history), given, row.tools)))
                 history = [*history, given]
+            else:
+                prompts.append(Prompt(token_ids, renderer.answer(given)))
             continue
         if number == len(rounds) and not ask_last:
             prompts.append(Prompt(token_ids))

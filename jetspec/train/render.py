@@ -16,6 +16,8 @@ from jetspec.prompts import Message, PromptInput, is_conversation
 
 #: Stands for a turn's content where a template's own words are looked for.
 MARKER = "words-of-this-turn"
+#: Fields of a message that a chat template may leave out: they say whose words these are, not what was said.
+KNOWN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})
 
 
 @dataclass(frozen=True)
@@ -30,23 +32,23 @@ class UserTurn:
 class Renderer:
     """Renders for one target. ``chat`` puts texts through the chat template (None: where there is one).
 
-    ``template_kwargs`` are switches of the template, as ``{"enable_thinking": False}``.
+    ``template_kwargs`` are passed to the template, as ``{"enable_thinking": False}``.
 
     Raises:
-        JetSpecError: the chat template is asked for and there is none, or has no such switch.
+        JetSpecError: the chat template is asked for and there is none, or it does not use one of ``template_kwargs``.
     """
 
     def __init__(
         self, target: Target, *, chat: bool | None = None, template_kwargs: Mapping[str, Any] | None = None
     ) -> None:
         self._target = target
-        self._switches = dict(template_kwargs or {})
+        self._template_kwargs = dict(template_kwargs or {})
         template = getattr(target.tokenizer, "chat_template", None)
         if chat and template is None:
-            raise JetSpecError("chat: the target has no chat template; switch chat off")
-        for name in self._switches:
+            raise JetSpecError("chat: the target has no chat template; leave chat out")
+        for name in self._template_kwargs:
             if not re.search(rf"\b{re.escape(name)}\b", str(template)):
-                raise JetSpecError(f"chat_template_kwargs: the target's chat template has no switch {name!r}")
+                raise JetSpecError(f"chat_template_kwargs: the target's chat template does not use {name!r}")
         self.has_template = template is not None
         self.chat = self.has_template if chat is None else chat
 
@@ -81,8 +83,61 @@ class Renderer:
         end = self._answer_end if finished else None
         return ids if end is None else (*ids, end)
 
+    def turn(self, history: list[Message], turn: Message, tools: list[Any] | None = None) -> tuple[int, ...]:
+        """Token ids of an assistant's ``turn`` behind ``history``, up to the token that ends it.
+
+        These are the ids of its content. Where it has other fields, such as reasoning, they are what the chat template
+        writes for the turn behind the words with which it opens an answer.
+
+        Raises:
+            JetSpecError: the template does not write one of the fields, or writes the turn behind another opening.
+        """
+        extra = _extra_fields(turn)
+        if not extra:
+            return self.answer(turn["content"])
+        messages = [*history, turn]
+        self.check_fields(messages, first=len(history), tools=tools, answering=False)
+        opening = self._render(history, tools=tools)
+        text = self._render(messages, tools=tools, answering=False)
+        if not text.startswith(opening):
+            raise JetSpecError(
+                f"messages[{len(history)}].{extra[0]}: the chat template does not begin this turn as it begins the "
+                "target's answers; set chat_template_kwargs to match, or remove the field"
+            )
+        ids = self._encode(text[len(opening) :])
+        end = self._answer_end
+        if end is None:
+            return ids
+        return ids[: len(ids) - ids[::-1].index(end)] if end in ids else (*ids, end)
+
+    def check_fields(
+        self, messages: list[Message], *, first: int = 0, tools: list[Any] | None = None, answering: bool = True
+    ) -> None:
+        """Check that the chat template writes every field of ``messages``, from number ``first`` on.
+
+        A field is written where the text changes without it. Empty fields and ``KNOWN_FIELDS`` need not be.
+
+        Raises:
+            JetSpecError: the template leaves a field out; the message names it.
+        """
+        for number, message in enumerate(messages[first:], first):
+            for name in _extra_fields(message):
+                without = [*messages]
+                without[number] = {key: value for key, value in message.items() if key != name}
+                text = self._render(messages, tools=tools, answering=answering)
+                try:
+                    left_out = text == self._render(without, tools=tools, answering=answering)
+                except JetSpecError:  # the template needs the field
+                    left_out = False
+                if left_out:
+                    raise JetSpecError(
+                        f"messages[{number}].{name}: the chat template does not write this field, so it would be lost; "
+                        "move its text to a field that the template writes, or remove it"
+                    )
+
     @property
     def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
         return frozenset(self._tokenizer.all_special_ids)
 
     def user_turn(self) -> UserTurn:
@@ -119,7 +174,7 @@ class Renderer:
             raise JetSpecError("messages: the target has no chat template; give the text under 'prompt'")
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=answering, **self._switches
+                messages, tools=tools, tokenize=False, add_generation_prompt=answering, **self._template_kwargs
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise JetSpecError(f"messages: the chat template refuses them: {error}") from error
@@ -137,3 +192,8 @@ class Renderer:
     def _check(self, ids: tuple[int, ...]) -> None:
         if not ids or max(ids) >= self._target.vocab_size:
             raise JetSpecError(f"holds no ids, or ids outside the target's vocabulary of {self._target.vocab_size}")
+
+
+def _extra_fields(message: Message) -> list[str]:
+    """Fields that say something beside the known ones. 0 and False say something, empty texts and lists do not."""
+    return [name for name, value in message.items() if name not in KNOWN_FIELDS and value not in (None, "", [], {})]

@@ -56,9 +56,10 @@ class StepInfo:
 
 
 class Watcher(Protocol):
-    """Told about every step. An exception it raises ends the run, which can be resumed."""
+    """Is told about every step. An exception that it raises ends the run, which can be resumed."""
 
-    def __call__(self, info: StepInfo) -> None: ...
+    def __call__(self, info: StepInfo) -> None:
+        """Called after each step."""
 
 
 class Trainer:
@@ -98,10 +99,12 @@ class Trainer:
 
     @property
     def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
         return self.order.num_steps
 
     @property
     def finished(self) -> bool:
+        """Whether the last step was made."""
         return self.progress.step >= self.num_steps
 
     def run(self, watch: Watcher | None = None) -> None:
@@ -166,15 +169,23 @@ class Trainer:
         self.parallel.sum_gradients()
         norm = self.parallel.clip_gradients(config.max_grad_norm)
         if not torch.tensor(norm).isfinite():
-            raise JetSpecError(
-                f"learning_rate={config.learning_rate}: training diverged at step {progress.step + 1}; lower it"
-            )
+            raise self._divergence(share)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         speed = blocks / (time.perf_counter() - started)
         progress.step += 1
         progress.last_loss = loss
         return StepInfo(progress.step, self.num_steps, epoch, loss, rate, norm, int(blocks), speed)
+
+    def _divergence(self, sequences: Sequence[int]) -> JetSpecError:
+        """Why the gradient is not finite: what the target says of this process's ``sequences``, or the step size."""
+        fault = self.gradient_step.find_fault(sequences)
+        [target_at_fault] = self.processes.any(fault is not None)
+        if target_at_fault:
+            fault = fault or "the target's states or logits are not finite in another process's sequences"
+            return JetSpecError(f"{fault}; check the target's weights or target_dtype, and give a new output directory")
+        rate, step = self.config.learning_rate, self.progress.step + 1
+        return JetSpecError(f"learning_rate={rate}: training diverged at step {step}; lower it")
 
     def _measures_now(self) -> bool:
         every = self.config.eval_every or max(1, -(-self.num_steps // 5))

@@ -6,18 +6,22 @@ import pytest
 
 from jetspec.bench.metrics import Figures, figures, speedup, speedup_interval
 from jetspec.bench.records import Answer, Cell, Failure, Group, Header, Run
+from tests.helpers.bench_records import cell
 
-PLAIN = Cell("gsm8k", "plain", None, 0.0, 1)
-TREE = Cell("gsm8k", "jetspec", 8, 0.0, 1)
+PLAIN, TREE = cell("plain"), cell("jetspec", 64)
 
 
 def group(cell: Cell, index: int, tokens: int, seconds: float, ids: tuple[int, ...] = (1, 2), **values) -> Group:
-    answers = [Answer(str(index), 0, list(ids), "stop", values.pop("correct", None))]
-    return Group(cell, index, answers, prefill_s=0.5, decode_s=seconds, tokens=tokens, **values)
+    token_ids = [*ids, *[0] * (tokens + 1 - len(ids))]  # the first token comes with the prompt
+    correct = values.pop("correct", None)
+    answers = [Answer(question=str(index), turn=0, token_ids=token_ids, finish_reason="stop", correct=correct)]
+    return Group(
+        cell=cell, index=index, answers=answers, prefill_s=0.5, decode_s=seconds, tokens=tokens, **values
+    )
 
 
 def of(*groups: Group) -> dict[Cell, Figures]:
-    run = Run(Header({}, {}), list(groups), [Failure(Cell("x", "hf", None, 0.0, 1), "no group of it")])
+    run = Run(Header(config={}, machine={}), list(groups), [Failure(cell=cell("hf"), error="no group of it")])
     return {entry.cell: entry for entry in figures(run)}
 
 
@@ -72,13 +76,13 @@ def test_identical_counts_answers_that_both_gave() -> None:
 
 @pytest.mark.parametrize(("temperature", "compared"), [(0.0, 1), (1.0, 0)])
 def test_transformers_draws_other_samples(temperature: float, compared: int) -> None:
-    plain, other = (Cell("gsm8k", name, None, temperature, 1) for name in ("plain", "hf"))
+    plain, other = (cell(name, temperature=temperature) for name in ("plain", "hf"))
     found = of(group(plain, 0, 1, 1.0), group(other, 0, 1, 1.0))
     assert found[other].compared == compared
 
 
 def test_cells_are_compared_with_the_baseline_of_their_own_setting() -> None:
-    hot = Cell("gsm8k", "jetspec", 8, 1.0, 1)
+    hot = cell("jetspec", 64, temperature=1.0)
     found = of(group(PLAIN, 0, 10, 1.0), group(hot, 0, 10, 1.0))
     assert (found[hot].speedup, found[hot].compared) == (None, 0)
 

@@ -36,7 +36,7 @@ def test_cells_side_by_side() -> None:
 
 def test_differences_are_named() -> None:
     new = sample_run(num_prompts=3, draft="head|<2>")
-    new = replace(new, header=replace(new.header, machine={**new.header.machine, "versions": {"torch": "2.14"}}))
+    new = replace(new, header=new.header.replace(machine={**new.header.machine, "versions": {"torch": "2.14"}}))
     text = compare([("old", sample_run()), ("n|w", new)])
     assert markdown_tables(text)[0] == [
         ["setting", "old", "n|w"],
@@ -64,7 +64,7 @@ def test_two_of_three_runs_are_enough_and_the_first_may_lack_it() -> None:
 
 def test_the_ratio_is_over_questions_that_both_answered() -> None:
     def run(numbers: list[int], seconds: list[float]) -> Run:
-        groups = [group(cell("plain"), n, s, rounds={"1": 40}) for n, s in zip(numbers, seconds)]
+        groups = [group(cell("plain"), n, s, rounds={"1": 40}, rows=40) for n, s in zip(numbers, seconds)]
         return replace(sample_run(), groups=groups, failures=[])
 
     # Question 1 took 2 s and 1 s. All questions together would be 80 / 5 against 80 / 5.

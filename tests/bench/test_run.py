@@ -6,7 +6,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +99,13 @@ def test_what_a_method_drafts_is_what_its_name_says(everything: Run) -> None:
     assert found["plain"].rows == found["plain"].acceptance_length == 1
     # A block of five has four drafted places: no chain is longer, while a tree branches.
     assert found["dflash-chain"].rows <= 5 < found["dflash-tree"].rows
-    assert found["plain"].split["draft"] == found["plain"].split["build"] == 0
-    assert all(found[name].split["build"] > 0 for name in ("eagle", "dflash-tree", "jetspec"))
+    assert found["plain"].split["draft"] == found["plain"].split["select"] == 0
+    assert all(found[name].split["select"] > 0 for name in ("eagle", "dflash-tree", "jetspec"))
 
 
 def untimed(run: Run) -> list[Group]:
     """Groups without what differs from one time to the next, in an order of their own."""
-    groups = [replace(g, prefill_s=0.0, decode_s=0.0, split_s={}) for g in run.groups]
+    groups = [g.replace(prefill_s=0.0, decode_s=0.0, split_s={}) for g in run.groups]
     return sorted(groups, key=lambda g: (repr(g.cell), g.index))
 
 
@@ -170,10 +169,10 @@ def test_another_configuration_is_refused_before_anything_is_loaded(fake: Fake, 
         run(config(target="/nowhere"))
 
 
-def test_switches_reach_the_chat_template(fake: Fake, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_reach_the_chat_template(fake: Fake, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     render = LLM.render_chat
-    monkeypatch.setattr(LLM, "render_chat", lambda self, m, switches=None: seen.append(switches) or render(self, m))
+    monkeypatch.setattr(LLM, "render_chat", lambda self, m, kwargs=None: seen.append(kwargs) or render(self, m))
     run(config(methods=("plain",), datasets=("mt_bench",), chat_template_kwargs={"enable_thinking": False}))
     assert len(seen) > 6
     assert seen == [{"enable_thinking": False}] * len(seen)
@@ -203,7 +202,7 @@ class Fake:
         self.broken: dict[str, int] = {}
         self.lengths: list[list[int]] = []
 
-    def digests(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         return {"target": "0"}
 
     def method(self, cell: Cell, lengths: Sequence[int]) -> Any:
@@ -282,7 +281,7 @@ def test_a_failure_leaves_the_others_alone(fake: Fake, config: Make, when: int, 
     counts = Counter(g.cell.method for g in done.groups)
     assert counts == Counter(plain=3, jetspec=3, ngram=measured)
     [failure] = done.failures
-    assert failure.cell == Cell("gsm8k", "ngram", 6, 0.0, 1)
+    assert failure.cell == Cell(dataset="gsm8k", method="ngram", budget=6, temperature=0.0, batch_size=1)
     assert failure.error == ("does not fit" if when == -1 else "MemoryError: no room")
     assert sum(label == "ngram 6" for label, *_ in fake.turns) == max(when, 0)
 

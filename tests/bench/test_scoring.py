@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
-from jetspec.bench import sandbox
-from jetspec.bench.sandbox import passes
-from jetspec.bench.scoring import last_boxed, normalized, program, score
+from jetspec.bench.scoring import answer_program, before_function, last_boxed, normalized, score
 
 
 @pytest.mark.parametrize(
@@ -118,78 +111,18 @@ def test_humaneval(answer: str, correct: bool) -> None:
 
 
 def test_code_is_not_run_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspec.bench.scoring.passes", lambda program: pytest.fail("ran"))
+    monkeypatch.setattr("jetspec.bench.scoring.passes", lambda *args, **options: pytest.fail("ran"))
     assert score("humaneval", FACTS, "def root(x):\n    return 3", run_code=False) is None
 
 
-def test_program_keeps_what_stands_before_the_function() -> None:
-    code = program(PROMPT, "root", "def root(x):\n    return 3", TEST)
+def test_a_program_keeps_what_stands_before_the_function() -> None:
+    code = answer_program(PROMPT, "root", "def root(x):\n    return 3")
     assert code.count("def root") == 1
-    assert code.index("import math") < code.index("def helper") < code.index("def root") < code.index("check(root)")
+    assert code.index("import math") < code.index("def helper") < code.index("def root")
+    assert before_function(PROMPT, "root") == PROMPT[: PROMPT.index("def root")]
+    assert before_function(PROMPT, "other") == ""
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "while True: pass",
-        "import time; time.sleep(60)",
-        "x = bytearray(1 << 31)",
-        "x = [0]\nwhile True: x += x",
-        "raise SystemExit(0)",
-        "import os; os._exit(0)",
-        "with open('big', 'wb') as f:\n    for _ in range(64): f.write(bytes(1 << 20))",
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
-        "def f(): f()\nf()",
-        "1 +",
-    ],
-)
-def test_programs_that_do_not_get_to_their_end(program: str) -> None:
-    assert not passes(program, seconds=1.5)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import os\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')",
-        "import os\nhere = os.getcwd()\nos.rename(here, here + '-moved')\nos.symlink(os.sep, here)",
-    ],
-)
-def test_what_a_program_leaves_behind_is_no_error(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
-    assert passes(program)
-
-
-def test_a_program_sees_nothing_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET", "x")
-    before = set(os.listdir())
-    program = """
-import os, sys
-assert "SECRET" not in os.environ
-assert sys.stdin.read() == ""
-assert sys.flags.isolated
-assert os.listdir() == ["program.py"]
-open("left", "w").write("x")
-print("x" * 100)
-"""
-    assert passes(program)
-    assert set(os.listdir()) == before
-
-
-def test_what_a_program_starts_ends_with_it(tmp_path: Path) -> None:
-    mark = tmp_path / "alive"
-    child = f"import time; time.sleep(1.0); open({str(mark)!r}, 'w')"
-    program = f"import subprocess, sys\nsubprocess.Popen([{sys.executable!r}, '-c', {child!r}])"
-    assert passes(program)
-    time.sleep(1.6)
-    assert not mark.exists()
-
-
-def test_only_posix_runs_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jetspec.errors import JetSpecError
-
-    sandbox.check_platform()
-    monkeypatch.setattr(sandbox.os, "name", "nt")
-    with pytest.raises(JetSpecError, match="--run-code"):
-        sandbox.check_platform()
+def test_the_tests_use_the_prompt_s_helpers() -> None:
+    answer = "```python\ndef helper():\n    return 6\n\ndef root(x):\n    return x\n```"
+    assert score("humaneval", FACTS, answer, run_code=True) is False

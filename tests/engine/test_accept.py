@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from jetspec.attention.blocks import BlockManager, BlockTable
 from jetspec.engine.accept import accept
 from jetspec.engine.batch import ScheduledSequence
-from jetspec.attention.blocks import BlockManager, BlockTable
 from jetspec.engine.sequence import Sequence
 from jetspec.sampling import SamplingParams
 from jetspec.tree import Walk

@@ -21,17 +21,31 @@ def group(
     correct: bool | None = None,
     **rest: Any,
 ) -> Group:
-    """A group of `batch_size` questions with one-token answers; half of the time is the target's forwards."""
-    answers = [Answer(f"q{index}-{n}", 0, [answer] if tokens else [], "stop", correct) for n in range(cell.batch_size)]
-    parts = {"draft": 0.2, "build": 0.05, "verify": 0.5, "accept": 0.05, "commit": 0.1, "other": 0.1}
+    """A group of `batch_size` questions whose answers repeat one token; half of the time is the target's forwards."""
+    token_ids = [answer] * (1 + tokens // cell.batch_size) if tokens else []
+    answers = [
+        Answer(question=f"q{index}-{n}", turn=0, token_ids=token_ids, finish_reason="stop", correct=correct)
+        for n in range(cell.batch_size)
+    ]
+    parts = {"draft": 0.2, "select": 0.05, "verify": 0.5, "accept": 0.05, "commit": 0.1, "other": 0.1}
     split = {name: share * decode_s for name, share in parts.items()} if rounds else {}
-    return Group(cell, index, answers, 0.25, decode_s, tokens, rounds or {}, split_s=split, **rest)
+    return Group(
+        cell=cell,
+        index=index,
+        answers=answers,
+        prefill_s=0.25,
+        decode_s=decode_s,
+        tokens=tokens,
+        rounds=rounds or {},
+        split_s=split,
+        **rest,
+    )
 
 
 def cell(
     method: MethodName, budget: Any = None, dataset: str = "gsm8k", temperature: float = 0.0, size: int = 1
 ) -> Cell:
-    return Cell(dataset, method, budget, temperature, size)
+    return Cell(dataset=dataset, method=method, budget=budget, temperature=temperature, batch_size=size)
 
 
 def sample_run(*, factor: float = 1.0, **config: Any) -> Run:
@@ -53,13 +67,13 @@ def sample_run(*, factor: float = 1.0, **config: Any) -> Run:
     other = cell("jetspec", 32, dataset="a<b>|c & d.jsonl", temperature=0.7, size=2)
     groups.append(group(other, 0, 1.0, rounds={"4": 10}, rows=320))
     failures = [
-        Failure(cell("eagle", 16), "shapes <1> & [2|3]\n  do *not* match"),
-        Failure(cell("jetspec", "auto"), "first try"),
-        Failure(cell("jetspec", "auto"), "out of memory"),
+        Failure(cell=cell("eagle", 16), error="shapes <1> & [2|3]\n  do *not* match"),
+        Failure(cell=cell("jetspec", "auto"), error="first try"),
+        Failure(cell=cell("jetspec", "auto"), error="out of memory"),
     ]
     values = {"target": "model<x>|a&b_*c*", "draft": None, "budgets": [16, 64, "auto"], "num_prompts": 2, **config}
     machine = {"device": "cpu", "threads": 2, "dtype": "float32", "versions": {"torch": "2.13.0"}}
-    return Run(Header(values, machine, BYTES), groups, failures)
+    return Run(Header(config=values, machine=machine, peak_resident_bytes=BYTES), groups, failures)
 
 
 def write_run(run: Run, path: Any) -> None:

@@ -13,11 +13,11 @@ from typer.testing import CliRunner, Result
 
 import jetspec.train.run as run_module
 from jetspec.cli import app
+from jetspec.cli.options import read_values
 from jetspec.errors import JetSpecError
 from jetspec.head import load_head
 from jetspec.models.target import Target
 from jetspec.train import TrainConfig
-from jetspec.train.config import read_config_file
 
 NEEDED = {"target": "t", "prompts": "p", "output": "o"}
 
@@ -79,25 +79,33 @@ def test_the_resolved_configuration_and_the_command_reproduce_it(tmp_path: Path,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epoch: 3", "unknown field 'epoch'; did you mean epochs?"),
-        ("xyzzy: 3", "unknown field 'xyzzy'; known are target, "),
-        ("epochs: many", "epochs='many': must be a whole number"),
-        ("epochs: true", "epochs=True: must be a whole number"),
-        ("epochs: 1.5", "epochs=1.5: must be a whole number"),
-        ("causal: 1", "causal=1: must be true or false"),
-        ("warmup: 2", "warmup=2.0: must be at most 1"),
-        ("gamma: 0", "gamma=0.0: must be above 0"),
-        ("eval_budgets: [0]", "eval_budgets=0: must be at least 1"),
-        ("eval_budgets: []", "eval_budgets=[]: give a list"),
-        ("precision: float64", "precision='float64': one of float32, bfloat16"),
-        ("output: null", "output: missing; give --output"),
+        ("epoch: 3", "epoch: is not a field of TrainConfig; did you mean epochs?"),
+        ("xyzzy: 3", "xyzzy: is not a field of TrainConfig"),
+        ("epochs: many", "epochs='many': must be an integer"),
+        ("epochs: true", "epochs=True: must be an integer"),
+        ("epochs: 1.5", "epochs=1.5: must be an integer"),
+        ("causal: 1", "causal=1: must be True or False"),
+        ("warmup: 2", "warmup=2: must be at most 1"),
+        ("gamma: 0", "gamma=0: must be above 0"),
+        ("gamma: .nan", "gamma=nan: must be above 0"),
+        ("eval_budgets: [0]", "eval_budgets.0=0: must be at least 1"),
+        ("eval_budgets: []", "eval_budgets=(): must hold at least 1"),
+        ("target_layer_ids: 1,x", "target_layer_ids.1='x': must be an integer"),
+        ("chat_template_kwargs: '{'", "chat_template_kwargs='{': must be a mapping"),
+        ("precision: float64", "precision='float64': must be one of 'float32' or 'bfloat16'"),
+        ("output: null", "output=None: must be text"),
+        ("{}", "target: is required"),
         ("- 1", "must hold fields and values"),
         ("a: [", "config: cannot read"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path: Path, configured: list[TrainConfig], text: str, message: str) -> None:
     file = tmp_path / "run.yaml"
-    rest = "" if text.startswith(("-", "a:")) else f"\ntarget: t\nprompts: p\n{'' if 'output' in text else 'output: o'}"
+    rest = (
+        ""
+        if text.startswith(("-", "a:", "{"))
+        else f"\ntarget: t\nprompts: p\n{'' if 'output' in text else 'output: o'}"
+    )
     file.write_text(text + rest)
     result = call("--config", file)
     assert result.exit_code == 1
@@ -109,7 +117,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{'target': 1}")
     for name in ("absent.yaml", "broken.json"):
         with pytest.raises(JetSpecError, match=f"config: cannot read .*{name}"):
-            read_config_file(tmp_path / name)
+            read_values(tmp_path / name)
 
 
 @pytest.mark.parametrize(

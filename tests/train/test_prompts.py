@@ -22,7 +22,7 @@ TALK = [
     {"role": "user", "content": "and?"},
     {"role": "assistant", "content": "no"},
 ]
-#: A template that writes earlier answers otherwise than the target did, with a switch.
+#: A template that writes earlier answers otherwise than the target did, and takes an argument.
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('/think')[-1] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is false %}(none){% endif %}{% endif %}"
@@ -48,7 +48,7 @@ def raw(target: Target) -> Target:
 def prompts_of(row: Row, renderer: Renderer, **options: Any) -> list[Prompt]:
     """Of a row whose turns are all given, or left open at the end."""
     bad = BadRows()
-    [prompts] = answer_rows([row], lambda r: turns(r, renderer, **options), lambda asks: pytest.fail("asked"), bad)
+    [prompts] = answer_rows([row], lambda r: turns(r, renderer, **options), lambda _asks: pytest.fail("asked"), bad)
     bad.raise_if_any()
     return prompts
 
@@ -58,7 +58,7 @@ def encode(target: Target, text: str) -> tuple[int, ...]:
 
 
 def served(target: Target, messages: list[dict]) -> tuple[int, ...]:
-    return tuple(LLM(target).prepare_chat([messages])[0].prompt_token_ids)
+    return tuple(LLM(target, None).prepare_chat([messages])[0].prompt_token_ids)
 
 
 def test_every_assistant_turn_is_an_example_as_served(target: Target) -> None:
@@ -82,11 +82,11 @@ def test_texts_and_token_ids(target: Target, raw: Target) -> None:
         Renderer(raw, chat=True)
 
 
-def test_switches_reach_the_template(thinking: Target) -> None:
+def test_template_kwargs_reach_the_template(thinking: Target) -> None:
     off = Renderer(thinking, template_kwargs={"enable_thinking": False})
     [prompt] = prompts_of(Row("w", "hi"), off)
     assert prompt.token_ids == encode(thinking, "<|user|>hi<|end|>\n<|assistant|>(none)")
-    with pytest.raises(JetSpecError, match=r"chat_template_kwargs: .* no switch 'thinking'"):
+    with pytest.raises(JetSpecError, match=r"chat_template_kwargs: .* does not use 'thinking'"):
         Renderer(thinking, template_kwargs={"thinking": False})
 
 
@@ -119,7 +119,7 @@ def test_a_cut_answer_ends_its_conversation_and_a_failed_one_drops_it(target: Ta
     results: list[Answer | JetSpecError] = [Answer("ab", (1,), False), JetSpecError("no luck")]
     bad = BadRows()
     rows = [Row("first", TALK), Row("second", TALK)]
-    found = answer_rows(rows, lambda r: turns(r, Renderer(target), regenerate=True), lambda asks: results, bad)
+    found = answer_rows(rows, lambda r: turns(r, Renderer(target), regenerate=True), lambda _asks: results, bad)
     assert [len(prompts) for prompts in found] == [1, 0]
     assert bad.errors == ["second: no luck"]
 

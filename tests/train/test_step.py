@@ -34,17 +34,17 @@ def data(target: Target, tmp_path: Path) -> CapturedSequences:
     return CapturedSequences(tmp_path / "capture")
 
 
-METHODS = ["parallel", "autoregressive"]
+KINDS = ["parallel", "autoregressive"]
 
 
-def new_head(target: Target, method: str = "parallel", transition_size: int = 0) -> DraftHead:
+def new_head(target: Target, kind: str = "parallel", transition_size: int = 0) -> DraftHead:
     head = head_for_target(
         target,
-        method=method,
+        kind=kind,
         num_layers=2,
         block_size=4,
         target_layer_ids=(1, 3),
-        mask_token_id=270 if method == "parallel" else None,
+        mask_token_id=270 if kind == "parallel" else None,
         init="random",
         transition_size=transition_size,
     )
@@ -142,13 +142,13 @@ def test_an_unrolled_loss_equals_a_readable_reference(
     assert all(gradient.isfinite().all() for gradient in gradients(head))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_block_cannot_see_past_its_anchor(
     target: Target,
     data: CapturedSequences,
     make_config: Callable[..., TrainConfig],
     monkeypatch: pytest.MonkeyPatch,
-    method: str,
+    kind: str,
 ) -> None:
     """Perturbed aux_hidden_states from the last anchor on change nothing; those before it do."""
     config = make_config(blocks_per_sequence=1)
@@ -157,7 +157,7 @@ def test_a_block_cannot_see_past_its_anchor(
     anchor = int(sample_anchors(length, start, 1, keyed_generator(config.seed, 0, 0)))
 
     def perturbed(first: int) -> Callable[..., Captured]:
-        def changed(index: int, rows: int | None = None) -> Captured:
+        def changed(index: int, **_: object) -> Captured:
             # All rows are handed over, so that the head's mask alone keeps them out.
             whole = read(index)
             aux_hidden_states = whole.aux_hidden_states.clone()
@@ -169,7 +169,7 @@ def test_a_block_cannot_see_past_its_anchor(
     losses = []
     for first in (10**6, anchor, anchor - 1):
         monkeypatch.setattr(data, "read", perturbed(first))
-        losses.append(GradientStep(target, new_head(target, method), data, config)(0, 0, [0])[0])
+        losses.append(GradientStep(target, new_head(target, kind), data, config)(0, 0, [0])[0])
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -209,18 +209,18 @@ def test_negatives_that_cover_the_vocabulary_change_nothing(
     assert few == pytest.approx(whole, rel=0.3)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_arithmetic_leaves_weights_and_gradients_in_float32(
     target: Target,
     data: CapturedSequences,
     make_config: Callable[..., TrainConfig],
     monkeypatch: pytest.MonkeyPatch,
-    method: str,
+    kind: str,
 ) -> None:
     seen: list[torch.dtype] = []
     forward = functional.linear
     monkeypatch.setattr(functional, "linear", lambda x, *rest: seen.append((y := forward(x, *rest)).dtype) or y)
-    heads = {precision: new_head(target, method) for precision in ("float32", "bfloat16")}
+    heads = {precision: new_head(target, kind) for precision in ("float32", "bfloat16")}
     losses = {}
     for precision, head in heads.items():
         seen.clear()
