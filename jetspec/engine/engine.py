@@ -74,6 +74,8 @@ class Engine:
         self.config = config = EngineConfig(**options)
         if not isinstance(draft, DraftHead | Drafter | None):
             raise JetSpecError(f"draft={draft!r:.80}: must be a DraftHead, a Drafter, or None to decode plainly")
+        if not isinstance(observer, Observer | None):
+            raise JetSpecError(f"observer={observer!r:.80}: must be an Observer, or None to watch nothing")
         self.drafter: Drafter | None = head_drafter(draft) if isinstance(draft, DraftHead) else draft
         self.target = _prepared_target(target, config)
         num_blocks = config.num_blocks or _default_num_blocks(self.target, self.drafter, config)

@@ -196,12 +196,12 @@ def test_a_processor_that_breaks_the_grammar_harms_only_its_own_request(target: 
 
 
 def test_n_answers_each_follow_the_grammar(target: Target) -> None:
-    form = StructuredOutputsParams(regex=r"[a-z]{3}-\d{4}")
+    form = StructuredOutputsParams(regex=r"[a-z]{3}-[0-9]{4}")
     params = SamplingParams(n=4, temperature=1.5, seed=3, max_tokens=20, structured_outputs=form)
     [output] = LLM(target, None, num_blocks=80).generate("hello", params)
     texts = [c.text for c in output.outputs]
     assert len(set(texts)) == 4
-    assert all(re.fullmatch(r"[a-z]{3}-\d{4}", text) for text in texts)
+    assert all(re.fullmatch(r"[a-z]{3}-[0-9]{4}", text) for text in texts)
 
 
 def test_bad_grammars_are_refused_before_anything_runs(target: Target) -> None:
