@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -107,3 +108,32 @@ def test_errors_advise_the_fix_of_an_option() -> None:
     for value in (-1.0, float("nan"), float("inf"), "x"):
         with pytest.raises(JetSpecError, match=r"^heat=.*: must be .*; use None for none$"):
             Dial(heat=value)
+
+
+class Texts(Config):
+    """Fields that hold text, directly and inside."""
+
+    name: str | None = None
+    path: Path | None = None
+    names: tuple[str, ...] = ()
+    mapping: dict[str, Any] | None = None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "a\udcff"),
+        ("path", Path("a\udcff")),
+        ("names", ("b", "a\udcff")),
+        ("mapping", {"a\udcff": 1}),
+        ("mapping", {"a": [{"b": "a\udcff"}]}),
+    ],
+)
+def test_text_that_is_not_utf_8_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(JetSpecError, match=rf"^{field}='a\\udcff': must be valid UTF-8; rename it$"):
+        Texts(**{field: value})
+
+
+def test_a_field_named_self_is_unknown() -> None:
+    with pytest.raises(JetSpecError, match=r"^self: is not a field of Texts"):
+        Texts(**{"self": 1})
