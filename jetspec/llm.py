@@ -12,7 +12,8 @@ from typing import Any, Literal, cast
 import torch
 
 from jetspec.dispatcher import Dispatcher, Request, raise_failures
-from jetspec.engine import Budget, Drafter, Engine, Observer, load_drafter
+from jetspec.drafts import load_drafter
+from jetspec.engine import Budget, Drafter, Engine, Observer
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.inputs import (

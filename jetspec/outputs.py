@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jetspec.detokenize import token_texts
-from jetspec.engine import RequestMetrics
+from jetspec.metrics import RequestMetrics
 from jetspec.sampling import Logprob
 
 

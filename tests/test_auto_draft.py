@@ -12,7 +12,8 @@ import pytest
 
 import jetspec
 from jetspec import LLM, AsyncLLM, JetSpecError, SamplingParams
-from jetspec.engine import HeadDrafter, NgramDrafter, load_drafter
+from jetspec.drafts import load_drafter
+from jetspec.engine import HeadDrafter, NgramDrafter
 from jetspec.engine.drafters import load
 from jetspec.head import checkpoint, head_for_target, load_head, save_head
 from jetspec.models.target import Target

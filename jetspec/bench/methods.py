@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.bench.config import DRAFT_FIELDS
 from jetspec.bench.records import PARTS, Cell, MethodName
-from jetspec.engine import Engine, EngineStep, Observer, RoundRecord, load_drafter
+from jetspec.drafts import load_drafter
+from jetspec.engine import Engine, EngineStep, Observer, RoundRecord
 from jetspec.engine.budget import MOST_ROWS
 from jetspec.errors import JetSpecError
 from jetspec.fingerprint import weights_fingerprint

@@ -8,16 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetspec.engine import (
-    Drafter,
-    Engine,
-    HeadDrafter,
-    ModelDrafter,
-    NgramDrafter,
-    Sequence,
-    head_drafter,
-    load_drafter,
-)
+from jetspec.drafts import load_drafter
+from jetspec.engine import Drafter, Engine, HeadDrafter, ModelDrafter, NgramDrafter, Sequence, head_drafter
 from jetspec.engine.drafters.parallel import ParallelDrafter, last_of_each
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, head_for_target

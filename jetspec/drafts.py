@@ -8,11 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from jetspec.engine.drafters.autoregressive import AutoregressiveDrafter
-from jetspec.engine.drafters.base import Drafter, HeadDrafter
-from jetspec.engine.drafters.draft_model import ModelDrafter
-from jetspec.engine.drafters.ngram import NgramDrafter
-from jetspec.engine.drafters.parallel import ParallelDrafter
+from jetspec.engine.drafters import Drafter, ModelDrafter, NgramDrafter, head_drafter
 from jetspec.errors import JetSpecError, is_positive_integer
 from jetspec.head import DraftHead, load_head, shipped_heads
 from jetspec.models.loading import ALIASES, load_target
@@ -25,11 +21,6 @@ AUTO = "auto"
 #: "tree" and "chain" take a draft head, "model" a small language model, "ngram" (prompt lookup) nothing.
 DRAFT_METHODS = ("tree", "chain", "model", "ngram")
 HEAD_METHODS = ("tree", "chain")
-#: The drafter of each kind of head.
-HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {
-    "parallel": ParallelDrafter,
-    "autoregressive": AutoregressiveDrafter,
-}
 
 
 class PublishedHead(NamedTuple):
@@ -38,11 +29,6 @@ class PublishedHead(NamedTuple):
     head: str
     causal: bool
     source: str
-
-
-def head_drafter(head: DraftHead, *, chain: bool = False, window: int | None = None) -> HeadDrafter:
-    """The drafter for a head's kind; see `HeadDrafter` for the arguments and errors."""
-    return HEAD_DRAFTERS[head.config.kind](head, chain=chain, window=window)
 
 
 def load_drafter(
