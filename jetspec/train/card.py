@@ -28,9 +28,6 @@ def model_card(
         vocabulary = f"over the tokens of the training text and {config.negatives} random others a step"
     starts = {"target": "the target's last layers", "random": "random"}
     start = starts.get(config.init, f"those of the head `{config.init}`")
-    weighting = "the head's own probability of getting there"
-    if config.weighting == "decay":
-        weighting = f"exp(-(d - 1) / {config.depth_gamma:g})"
     return f"""---
 license: {config.license}
 tags: [speculative-decoding, jetspec, draft-head]
@@ -59,7 +56,7 @@ llm = LLM("{config.target}", draft="path/to/this/directory")
 ## Recipe
 
 Forward KL from the target's next-token distribution to the head's, {vocabulary}, depth d weighing
-{weighting}. AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
+{_weighting(config)}. AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
 {config.warmup:.0%} warm-up and a cosine to {config.min_learning_rate:.0%}, weight decay {config.weight_decay:g},
 gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} blocks a step, at most
 {config.blocks_per_sequence} of a sequence. {progress.step} of {num_steps} steps in
@@ -72,6 +69,13 @@ gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} bl
 
 These are the weights after step {exported_step}. {_measured(config, progress, exported_step)}
 """
+
+
+def _weighting(config: TrainConfig) -> str:
+    """What a depth's loss is multiplied with, in words."""
+    if config.weighting == "decay":
+        return f"exp(-(d - 1) / {config.depth_gamma:g})"
+    return "the head's own probability of getting there"
 
 
 def _prompts_name(config: TrainConfig) -> str | None:
