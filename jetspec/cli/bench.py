@@ -10,8 +10,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jetspec.bench.config import BenchConfig
-from jetspec.cli.common import JsonOption, fail, messages, print_json, quiet_transformers, results
-from jetspec.cli.options import command_for
+from jetspec.cli.common import fail, messages, print_json, quiet_transformers, results
+from jetspec.cli.config_command import command_for
+from jetspec.cli.options import JsonOption
 from jetspec.errors import JetSpecError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from jetspec.cli.common import (
+from jetspec.cli.common import describe, fail, print_json, results, write_text
+from jetspec.cli.options import (
     BudgetOption,
     ChatTemplateKwargsOption,
     DraftOptions,
@@ -17,12 +18,7 @@ from jetspec.cli.common import (
     MaxTokensOption,
     ModelOptions,
     PromptOptions,
-    describe,
-    fail,
-    print_json,
-    results,
     takes_groups,
-    write_text,
 )
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jetspec.cli.common import CausalOption, HeadOption, JsonOption, print_json, results
+from jetspec.cli.common import print_json, results
+from jetspec.cli.options import CausalOption, HeadOption, JsonOption
 from jetspec.errors import JetSpecError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from jetspec.cli.common import (
+from jetspec.cli.common import is_utf_8, messages, print_json, results, write_text
+from jetspec.cli.options import (
     DraftOptions,
     EngineOptions,
     JsonOption,
@@ -17,12 +18,7 @@ from jetspec.cli.common import (
     PromptOptions,
     PromptsOption,
     TemperatureOption,
-    is_utf_8,
-    messages,
-    print_json,
-    results,
     takes_groups,
-    write_text,
 )
 from jetspec.errors import JetSpecError
 from jetspec.prompts import PromptInput, read_prompts, shown

@@ -10,18 +10,15 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from jetspec.cli.common import (
+from jetspec.cli.common import decode, print_json, results, token_text
+from jetspec.cli.options import (
     BudgetOption,
     DraftOptions,
     JsonOption,
     ModelOptions,
     PromptOptions,
     TemperatureOption,
-    decode,
-    print_json,
-    results,
     takes_groups,
-    token_text,
 )
 from jetspec.errors import JetSpecError
 

@@ -1,154 +1,236 @@
-"""A command whose options are the fields of a configuration class."""
+"""The options that commands share, one by one and in groups."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import types
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
-from pydantic.fields import FieldInfo
 
-from jetspec.config import Config, flag_of, option_extra
+from jetspec.cli.common import messages, quiet_transformers
 from jetspec.errors import JetSpecError
 
-C = TypeVar("C", bound=Config)
-#: The name under which a command takes its configuration file.
-FILE = "config"
-FileOption = Annotated[
+if TYPE_CHECKING:
+    from jetspec.inputs import ChatTemplateKwargs
+    from jetspec.llm import LLM
+    from jetspec.models.target import Target
+
+#: The target that the commands use by default: the model whose head ships with the package.
+DEFAULT_TARGET = "smollm2-135m"
+
+
+def parse_budget(value: str | int) -> int | Literal["auto"]:
+    """Read the value of --tree-budget. Raises typer.BadParameter."""
+    text = str(value)
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number of rows of at least 1")
+    return int(text)
+
+
+def parse_chat_template_kwargs(value: str | dict[str, Any]) -> dict[str, Any]:
+    """Read the value of --chat-template-kwargs. Raises typer.BadParameter."""
+    if isinstance(value, dict):
+        return value
+    try:
+        kwargs = json.loads(value)
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise typer.BadParameter(f'{value!r} is not a JSON object; write it like {{"enable_thinking": false}}')
+    return kwargs
+
+
+BudgetOption = Annotated[
+    Any,
+    typer.Option(
+        "--tree-budget",
+        metavar="auto|ROWS",
+        parser=parse_budget,
+        help="Rows of each sequence's verify forward, root included. auto chooses them for speed.",
+    ),
+]
+TargetOption = Annotated[
+    str, typer.Option("--target", "-t", help="Target model: alias, hub id, directory or .gguf file.")
+]
+DraftOption = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        "-d",
+        help="Draft head or small model: alias, hub id or directory. auto takes the head that ships for the target, "
+        "else one published for it on the hub, else prompt lookup. none decodes plainly.",
+    ),
+]
+HeadOption = Annotated[str, typer.Option("--draft", "-d", help="Draft head: alias, hub id or directory.")]
+CausalOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--causal/--bidirectional",
+        help="Kind of the head's blocks, for a head whose config.json does not say: JetSpec heads are causal, DFlash "
+        "heads are bidirectional.",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, ...")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="Number type: auto, float32, bfloat16 or float16.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of an answer at most.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy decoding.")]
+ChatOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Use the chat template, or the prompt as it is. By default the template is used if the target has one.",
+        show_default=False,
+    ),
+]
+ChatTemplateKwargsOption = Annotated[
+    Any,
+    typer.Option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        parser=parse_chat_template_kwargs,
+        help='Arguments of the chat template, like {"enable_thinking": false}.',
+        show_default=False,
+    ),
+]
+PromptsOption = Annotated[
     Path | None,
     typer.Option(
-        "--config",
-        "-c",
-        help="YAML or JSON file of these options by their names, like `epochs: 6`. Options on the command line win.",
+        "--prompts",
+        "-f",
+        help="Source of prompts: a text file (one prompt a line), .jsonl, .json, or hub:owner/name.",
+        show_default=False,
     ),
 ]
 
 
-def command_for(config: type[C], run: Callable[[C], None], *, name: str | None = None) -> Callable[..., None]:
-    """A typer command that builds a ``config`` from its options and calls ``run`` with it.
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options that load a target."""
 
-    Each field is one option: its description is the help, its group the panel, ``option_extra(field, "flags")`` its
-    names. A field of several values takes them in several options, and other than texts also in one, separated by
-    commas. ``--config FILE`` reads fields from a YAML or JSON file. Keyword-only parameters of ``run`` become options
-    as well and are passed on.
+    target: TargetOption = DEFAULT_TARGET
+    dtype: DtypeOption = "auto"
+    device: DeviceOption = "auto"
 
-    Args:
-        config: the configuration class.
-        run: called with the configuration; its docstring is the help of the command.
-        name: the name of the command; by default that of ``run``.
+    def load(self) -> Target:
+        """Load the target, without transformers' own progress bars and advice. Raises JetSpecError."""
+        with messages.status(f"loading {self.target}"):
+            from jetspec.models.loading import load_target
+
+            quiet_transformers()
+            return load_target(self.target, device=self.device, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Options that load what drafts for the target."""
+
+    draft: DraftOption = "auto"
+    draft_method: Annotated[
+        str,
+        typer.Option(
+            "--draft-method",
+            help="How to draft: tree or chain with a draft head, model (a small language model) or ngram (prompt "
+            "lookup, without --draft).",
+        ),
+    ] = "tree"
+    causal: CausalOption = None
+    head_window: Annotated[
+        int | None,
+        typer.Option("--head-window", min=1, help="Tokens that a draft head looks back on.", show_default="all"),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `LLM` that these options set."""
+        return {
+            "draft": None if self.draft == "none" else self.draft,
+            "draft_method": self.draft_method,
+            "head_window": self.head_window,
+            "head_causal": self.causal,
+        }
+
+    def required_settings(self, command: str) -> dict[str, Any]:
+        """`settings`, for a command that is about the draft. Raises JetSpecError for --draft none."""
+        if self.draft == "none":
+            raise JetSpecError(f"--draft none: {command} needs a draft; leave the option out, or name a head")
+        return self.settings()
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of the engine, under the names of the arguments of `LLM`."""
+
+    tree_budget: BudgetOption = "auto"
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="Give the same text to the last bit whatever the batch and the draft, in half precision too; slower.",
+        ),
+    ] = False
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=1, help="Sequences that decode together.")] = 64
+    max_num_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", min=1, help="Rows of one target forward, over all sequences.")
+    ] = 1024
+    kv_block_size: Annotated[int, typer.Option("--kv-block-size", min=1, help="Tokens of one K/V cache block.")] = 16
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `LLM` that these options set."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options that turn prompts into token ids."""
+
+    chat: ChatOption = None
+    chat_template_kwargs: ChatTemplateKwargsOption = None
+
+    def encode(self, llm: LLM, prompts: Sequence[Any]) -> list[list[int]]:
+        """The token ids of each prompt. Raises JetSpecError."""
+        kwargs: ChatTemplateKwargs | None = self.chat_template_kwargs
+        return llm.encode_prompts(prompts, self.chat, kwargs)
+
+
+def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options: a parameter that is a dataclass stands for an option for each field.
+
+    The parameter's default, an instance, holds the defaults of the options. Without one they are the group's own.
     """
-    own = [p for p in inspect.signature(run, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group = parameter.annotation
+        if not is_dataclass(group):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = group
+        hints = get_type_hints(group, include_extras=True)
+        defaults = group if parameter.default is inspect.Parameter.empty else parameter.default
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=getattr(defaults, field.name),
+                annotation=hints[field.name],
+            )
+            for field in fields(group)
+        ]
 
-    def command(context: typer.Context, **options: Any) -> None:
-        own_values = {parameter.name: options.pop(parameter.name) for parameter in own}
-        file = options.pop(FILE)
-        values = {} if file is None else read_values(file)
-        for field, value in options.items():
-            # Sources are compared by name, because some releases of typer bring their own click.
-            if getattr(context.get_parameter_source(field), "name", "") == "COMMANDLINE":
-                values[field] = value.value if isinstance(value, Enum) else value
-        run(config(**parse_values(config, values)), **own_values)
+    @wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
 
-    command.__name__ = command.__qualname__ = name or run.__name__
-    command.__doc__ = run.__doc__
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    context = inspect.Parameter("context", keyword, annotation=typer.Context)
-    file = inspect.Parameter(FILE, keyword, default=None, annotation=FileOption)
-    signature = inspect.Signature([context, *option_parameters(config), file, *own])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    return command
-
-
-def option_parameters(config: type[Config]) -> list[inspect.Parameter]:
-    """A keyword parameter for each field of ``config``, as typer reads them. None of them is required."""
-    return [_parameter(name, field) for name, field in config.model_fields.items()]
-
-
-def read_values(path: str | Path) -> dict[str, Any]:
-    """The fields that a YAML or JSON file sets.
-
-    Raises:
-        JetSpecError: the file cannot be read, or does not hold fields and values.
-    """
-    import yaml
-
-    parse = json.loads if Path(path).suffix == ".json" else yaml.safe_load
-    try:
-        values = parse(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise JetSpecError(f"config: cannot read {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise JetSpecError(f"config: {path} must hold fields and values, like `epochs: 6`")
-    return {str(name): value for name, value in values.items()}
-
-
-def parse_values(config: type[Config], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with text turned into what the fields hold: numbers, lists, mappings and paths.
-
-    Text that cannot be read is left as it is, so that the configuration names it. YAML gives text, too: for ``1e-4``.
-    """
-    fields = config.model_fields
-    return {name: _parsed(fields[name], value) if name in fields else value for name, value in values.items()}
-
-
-def _parsed(field: FieldInfo, value: Any) -> Any:
-    kinds = _kinds(field)
-    if tuple in kinds and isinstance(value, str | list):
-        texts = [value] if isinstance(value, str) else value
-        if str in kinds[tuple]:  # which may hold commas
-            return tuple(texts)
-        parts = [part for text in texts for part in (text.split(",") if isinstance(text, str) else [text])]
-        return tuple(map(_from_json, parts))
-    if not isinstance(value, str) or str in kinds or Literal in kinds:
-        return value
-    return Path(value) if Path in kinds else _from_json(value)
-
-
-def _from_json(text: Any) -> Any:
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        return text
-
-
-def _kinds(field: FieldInfo) -> dict[Any, tuple[Any, ...]]:
-    """The plain types that a field may hold, None left out, with their own arguments."""
-    hint = field.annotation
-    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    return {get_origin(part) or part: _plain(get_args(part)) for part in parts if part is not type(None)}
-
-
-def _plain(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Type arguments without their annotations and alternatives."""
-    bare = [get_args(a)[0] if get_origin(a) is Annotated else a for a in arguments]
-    return tuple(inner for a in bare for inner in (get_args(a) if isinstance(a, types.UnionType) else (a,)))
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    kinds = _kinds(field)
-    default: Any = None if field.is_required() else field.default
-    hint: Any = next(iter(kinds)) if len(kinds) == 1 else str
-    if hint is dict:
-        hint = str
-    elif tuple in kinds:
-        hint = list[str]
-        default = None if default is None else [str(entry) for entry in default]
-    elif hint is Literal:
-        make: Any = Enum
-        hint = make("Choice", {choice: choice for choice in kinds[Literal]}, type=str)
-    flags = option_extra(field, "flags") or (flag_of(name, field),)
-    limits = _limits(field) if hint in (int, float) else {}
-    info = typer.Option(*flags, help=field.description, rich_help_panel=option_extra(field, "group"), **limits)
-    annotation: Any = Annotated[hint if default is not None else hint | None, info]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _limits(field: FieldInfo) -> dict[str, Any]:
-    """The inclusive limits of a number, as typer shows and checks them; the configuration checks the others."""
-    names = {"ge": "min", "le": "max"}
-    return {names[key]: getattr(m, key) for m in field.metadata for key in names if hasattr(m, key)}
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call

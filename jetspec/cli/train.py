@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jetspec.cli.common import JsonOption, messages, print_json, quiet_transformers, results
-from jetspec.cli.options import command_for
+from jetspec.cli.common import messages, print_json, quiet_transformers, results
+from jetspec.cli.config_command import command_for
+from jetspec.cli.options import JsonOption
 from jetspec.train.config import TrainConfig
 
 if TYPE_CHECKING:

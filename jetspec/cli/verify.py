@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from jetspec.cli.common import (
+from jetspec.cli.common import decode, describe, fail, messages, print_json, results, token_text
+from jetspec.cli.options import (
     DraftOptions,
     EngineOptions,
     JsonOption,
@@ -16,14 +17,7 @@ from jetspec.cli.common import (
     ModelOptions,
     PromptOptions,
     PromptsOption,
-    decode,
-    describe,
-    fail,
-    messages,
-    print_json,
-    results,
     takes_groups,
-    token_text,
 )
 from jetspec.prompts import PromptInput, read_prompts, shown
 

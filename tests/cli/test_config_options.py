@@ -12,8 +12,8 @@ import typer
 from pydantic import Field
 from typer.testing import CliRunner, Result
 
-from jetspec.cli.common import JsonOption
-from jetspec.cli.options import command_for, option_parameters
+from jetspec.cli.config_command import command_for, option_parameters
+from jetspec.cli.options import JsonOption
 from jetspec.config import Config, option
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import jetspec.train.run as run_module
 from jetspec.cli import app
-from jetspec.cli.options import read_values
+from jetspec.cli.config_command import read_values
 from jetspec.errors import JetSpecError
 from jetspec.head import load_head
 from jetspec.models.target import Target
