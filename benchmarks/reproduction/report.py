@@ -1,4 +1,4 @@
-"""`docs/results.md` and its plots, from the results of a reproduction."""
+"""Write `docs/results.md` and its plots from the results of a reproduction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.reproduction.jobs import result_path
 from benchmarks.reproduction.plan import BUDGETS, DEPTHS, KINDS, SEEDS, WEIGHTINGS, Plan, seeds_of
 from jetspec.bench.report.plots import against_budget
 
-#: What the kinds are called, and how their drafts are verified.
+#: Names of the kinds of heads, with the way in which their drafts are verified.
 NAMES = {
     "autoregressive": "autoregressive tree (EAGLE-3 style)",
     "bidirectional chain": "bidirectional chain (DFlash)",
@@ -25,7 +25,7 @@ NAMES = {
     "transition chain": "causal chain with transition",
     "transition": "causal tree with transition",
 }
-#: What is plotted, with names that fit a legend.
+#: The kinds that are plotted, with names that fit a legend.
 PLOTTED = {
     "transition": "with transition",
     "bidirectional": "DFlash tree",

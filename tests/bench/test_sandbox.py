@@ -86,7 +86,8 @@ FORGERIES = {
     "modules replaced": "import sys\nfor name in list(sys.modules): sys.modules[name] = None\n" + WRONG,
     "always equal": "class E:\n    def __eq__(self, other): return True\ndef root(x): return E()\n",
     "an integer that is always equal": (
-        "class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef root(x): return E(7)\n"
+        "class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+        "def root(x): return E(7)\n"
     ),
     "a list that is always equal": "class E(list):\n    __eq__ = lambda *a: True\ndef root(x): return E()\n",
     "objects of its own": "class E:\n    def __reduce__(self): return (exit, (77,))\ndef root(x): return E()\n",
