@@ -57,8 +57,8 @@ class Config(BaseModel):
         """A list is taken where a tuple is asked for: JSON and YAML have no tuples."""
         hint = cls.model_fields[info.field_name or ""].annotation
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        is_tuple = tuple in map(get_origin, options)
-        return tuple(value) if is_tuple and isinstance(value, list) else value
+        takes_tuple = any(get_origin(part) is tuple for part in options)
+        return tuple(value) if takes_tuple and isinstance(value, list) else value
 
     def __init__(self, /, **values: Any) -> None:
         try:

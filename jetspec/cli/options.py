@@ -144,14 +144,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flags = option_extra(field, "flags") or (flag_of(name, field),)
     limits = _limits(field) if hint in (int, float) else {}
     info = typer.Option(*flags, help=field.description, rich_help_panel=option_extra(field, "group"), **limits)
-    annotation = Annotated[hint if default is not None else hint | None, info]
+    annotation: Any = Annotated[hint if default is not None else hint | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _limits(field: FieldInfo) -> dict[str, Any]:
     """The inclusive limits of a number, as typer shows and checks them; the configuration checks the others."""
-    found = {
-        "min": [getattr(m, "ge", None) for m in field.metadata],
-        "max": [getattr(m, "le", None) for m in field.metadata],
-    }
-    return {name: limit for name, limits in found.items() for limit in limits if limit is not None}
+    names = {"ge": "min", "le": "max"}
+    return {names[key]: getattr(m, key) for m in field.metadata for key in names if hasattr(m, key)}
