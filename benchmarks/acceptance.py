@@ -45,7 +45,7 @@ def main() -> None:
     questions = [row.get("question") or row["turns"][0] for row in rows]
     target = load_target(options.target, dtype="float32")
     head = load_head(options.draft, device=target.device, dtype=target.dtype)
-    ids = LLM(target, num_blocks=1).encode_prompts(questions[:: options.stride][: options.num_questions])
+    ids = LLM(target, None, num_blocks=1).encode_prompts(questions[:: options.stride][: options.num_questions])
     settings = CaptureSettings(target_layer_ids=head.config.target_layer_ids, max_tokens=options.max_tokens)
     with tempfile.TemporaryDirectory() as folder:
         capture(target, [Prompt(tuple(prompt)) for prompt in ids], folder, settings)

@@ -51,7 +51,7 @@ def main() -> None:
 
     target = load_target(options.target, dtype=options.dtype)
     texts = read_prompts(options.prompts)[: options.num_prompts]
-    prompts = LLM(target).encode_prompts(texts)
+    prompts = LLM(target, None).encode_prompts(texts)
     names = ("batch_invariant",) if options.only_batch_invariant else ("batch_invariant", "default")
     modes = {mode: measure(target, prompts, options, batch_invariant=mode == "batch_invariant") for mode in names}
     figures: dict[str, Any] = {
@@ -73,7 +73,7 @@ def measure(
     target: Target, prompts: list[list[int]], options: argparse.Namespace, *, batch_invariant: bool
 ) -> dict[str, Any]:
     """The number of answers that stay the same with trees in a batch, and the seconds of every step."""
-    plain = LLM(target, batch_invariant=batch_invariant, enable_prefix_caching=False)
+    plain = LLM(target, None, batch_invariant=batch_invariant, enable_prefix_caching=False)
     drafted = LLM(
         target,
         options.draft,

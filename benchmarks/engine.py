@@ -89,7 +89,7 @@ def main() -> None:
 
     target = load_target(options.target, dtype=options.dtype)
     texts = read_prompts(options.prompts)[: options.num_prompts]
-    prompts = LLM(target).encode_prompts(texts)
+    prompts = LLM(target, None).encode_prompts(texts)
     # Loading a target replaces the attention of its model, so transformers' attention gets a model of its own.
     baseline = load_target(options.target, dtype=options.dtype).model
     baseline.set_attn_implementation("sdpa")
@@ -190,7 +190,7 @@ def decode(method: Method, prompt: list[int], params: SamplingParams) -> None:
 
 def together_rate(target: Target, prompts: list[list[int]], params: SamplingParams) -> float:
     """Tokens per second of eight requests that decode together."""
-    llm = LLM(target, enable_prefix_caching=False)
+    llm = LLM(target, None, enable_prefix_caching=False)
     sequences = [llm.engine.add(str(i), prompts[i % len(prompts)], params) for i in range(8)]
     while not all(s.is_decoding for s in sequences):
         llm.engine.step()

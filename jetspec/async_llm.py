@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,12 +14,14 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from jetspec.dispatcher import Request, raise_failures
 from jetspec.engine import Drafter
 from jetspec.errors import EngineError, JetSpecError
 from jetspec.head import DraftHead
-from jetspec.llm import LLM, ChatTemplateKwargs, Message, Prompt, checked_prompt
+from jetspec.inputs import ChatTemplateKwargs, Conversation, Prompt, checked_prompt
+from jetspec.llm import LLM
 from jetspec.models.target import Target
-from jetspec.requests import Request, RequestOutput, StreamOutput, raise_failures
+from jetspec.outputs import RequestOutput, StreamOutput
 from jetspec.sampling import SamplingParams
 
 
@@ -41,6 +43,7 @@ class RequestHandle:
 
     @property
     def request_id(self) -> str:
+        """The id of the request, as given to `submit` or made there."""
         return self.request.request_id
 
     async def __aiter__(self) -> AsyncIterator[StreamOutput]:
@@ -121,7 +124,7 @@ class AsyncLLM:
     def __init__(
         self,
         model: str | Path | Target,
-        draft: str | Path | DraftHead | Target | Drafter | None = None,
+        draft: str | Path | DraftHead | Target | Drafter | None = "auto",
         **settings: Any,
     ) -> None:
         self.llm = LLM(model, draft, **settings)
@@ -156,13 +159,13 @@ class AsyncLLM:
 
     async def submit_chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> RequestHandle:
-        """`submit` for a conversation, through the target's chat template and with its switches."""
+        """`submit` for a conversation, through the target's chat template and with arguments for it."""
         prepare = partial(self.llm.prepare_chat, [messages], params, chat_template_kwargs)
         return await self._submit(prepare, request_id)
 
@@ -174,13 +177,13 @@ class AsyncLLM:
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         chat_template_kwargs: ChatTemplateKwargs | None = None,
     ) -> AsyncIterator[StreamOutput]:
-        """`generate` for a conversation, through the target's chat template and with its switches."""
+        """`generate` for a conversation, through the target's chat template and with arguments for it."""
         submit = partial(self.submit_chat, request_id=request_id, chat_template_kwargs=chat_template_kwargs)
         return self._stream(partial(submit, messages, params))
 

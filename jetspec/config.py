@@ -81,9 +81,14 @@ def option(default: Any = ..., *, help: str, group: str | None = None, **constra
         help: what the field sets, in one or two sentences.
         group: the panel of the command line's help that lists it.
         constraints: those of `pydantic.Field` (`ge`, `gt`, `le`, `lt`, ...), and `flags` (names on the command line,
-            by default made of the field's own) or any other fact, which `option_extra` reads back.
+            by default made of the field's own), `fix` (what an error advises) or any other fact, which `option_extra`
+            reads back.
     """
-    known = {key: constraints.pop(key) for key in ("ge", "gt", "le", "lt", "min_length") if key in constraints}
+    known = {
+        key: constraints.pop(key)
+        for key in ("ge", "gt", "le", "lt", "min_length", "allow_inf_nan")
+        if key in constraints
+    }
     return Field(default, description=help, json_schema_extra={"group": group, **constraints}, **known)
 
 
@@ -135,4 +140,8 @@ def _describe(config: type[BaseModel], details: ErrorDetails) -> str:
     requirement = _REQUIREMENTS.get(details["type"])
     if requirement is None:
         return f"{name}={details['input']!r:.80}: {details['msg'].removeprefix('Value error, ')}"
-    return f"{name}={details['input']!r:.80}: " + requirement.format(**details.get("ctx", {}))
+    option_field = config.model_fields.get(str(details["loc"][0])) if details["loc"] else None
+    fix = None if option_field is None else option_extra(option_field, "fix")
+    return f"{name}={details['input']!r:.80}: {requirement.format(**details.get('ctx', {}))}" + (
+        f"; {fix}" if fix else ""
+    )

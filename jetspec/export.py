@@ -1,4 +1,4 @@
-"""A draft head for others: a directory in the published format, for vLLM or for anybody, and the hub."""
+"""Exports a draft head: to a directory in the published format, for vLLM, and to the hub."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from jetspec.errors import JetSpecError
-from jetspec.head import DraftHead, save_head
+from jetspec.head import CARD_FILES, DraftHead, save_head
 
-CARD = "README.md"
-#: Modules with weights in the published format; vLLM refuses a checkpoint with others.
+#: Modules with weights in the published format. vLLM refuses a checkpoint with others.
 PUBLISHED = ("fc", "hidden_norm", "layers", "norm")
 
 
@@ -23,35 +22,60 @@ def export_directory(
     source: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> list[Path]:
-    """Write the head, and the model card that lies in ``source``, where one does.
+    """Write a head to a directory, with its model card.
 
-    ``dtype=None`` keeps the head's own. Returns the files. JetSpecError where the directory cannot be written to.
+    Args:
+        head: the head.
+        directory: where to write; it is made if it does not exist.
+        source: the directory that the head was loaded from. Its model card, the figures of the card and the licence
+            (`jetspec.head.CARD_FILES`) are copied. Logs and training settings stay behind: they may hold private paths.
+        dtype: number type of the weights; None keeps the head's own.
+
+    Returns:
+        The files in the directory, sorted.
+
+    Raises:
+        JetSpecError: the directory cannot be written to.
     """
     folder = Path(directory)
     try:
         save_head(head, folder, dtype=dtype)
-        if source is not None and (card := Path(source) / CARD).is_file():
-            (folder / CARD).write_bytes(card.read_bytes())
+        for path in _card_files(source):
+            if not (folder / path.name).exists() or not path.samefile(folder / path.name):
+                (folder / path.name).write_bytes(path.read_bytes())
     except OSError as error:
         raise JetSpecError(f"output: cannot write to {folder}: {error}; name another directory") from error
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
+def _card_files(source: str | os.PathLike[str] | None) -> list[Path]:
+    if source is None:
+        return []
+    return [path for pattern in CARD_FILES for path in sorted(Path(source).glob(pattern)) if path.is_file()]
+
+
 def check_for_vllm(head: DraftHead) -> None:
-    """Raise JetSpecError where vLLM's DFlash reader would refuse the head or draft something else with it."""
+    """Check that vLLM's DFlash reader loads the head and drafts the same tokens with it.
+
+    Raises:
+        JetSpecError: vLLM would refuse the head, or would read its weights in another way.
+    """
     if head.config.kind != "parallel":
-        raise JetSpecError(f"method: vLLM's dflash reads no {head.config.kind} head; serve it with JetSpec")
+        raise JetSpecError(f"kind: vLLM's dflash method reads no {head.config.kind} head; serve it with JetSpec")
     unknown = [name for name in head.state_dict() if name.partition(".")[0] not in PUBLISHED]
     if unknown:
         raise JetSpecError(
             f"vLLM reads no {', '.join(unknown)}; train with --transition-size 0, or serve the head with JetSpec"
         )
     if head.config.shifted:
-        raise JetSpecError("dflash_config.shifted: vLLM reads the token after a position from it, not two after")
+        raise JetSpecError(
+            "dflash_config.shifted: vLLM takes the first mask's output for the next token, this head for the one after "
+            "it; serve the head with JetSpec"
+        )
 
 
 def vllm_arguments(head: DraftHead, directory: str | os.PathLike[str]) -> dict[str, object]:
-    """The ``speculative_config`` with which vLLM takes the head in ``directory`` as a chain."""
+    """The `speculative_config` with which vLLM drafts chains with the head in `directory`."""
     return {
         "method": "dflash",
         "model": str(directory),
@@ -67,10 +91,20 @@ def export_hub(
     dtype: torch.dtype | None = None,
     private: bool = False,
 ) -> str:
-    """Upload the head to a hub repository, made where there is none; returns its address.
+    """Upload a head to a hub repository, which is made if it does not exist.
+
+    Args:
+        head: the head.
+        repository: the repository's id, as in "owner/name".
+        source: as in `export_directory`.
+        dtype: number type of the weights; None keeps the head's own.
+        private: make a new repository private.
+
+    Returns:
+        The address of the repository.
 
     Raises:
-        JetSpecError: the hub refuses, for instance because nobody is logged in.
+        JetSpecError: the hub refuses the upload, for instance because the user is not logged in.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
@@ -83,6 +117,6 @@ def export_hub(
             api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add the draft head")
         except (OSError, HFValidationError) as error:
             raise JetSpecError(
-                f"--repo {repository}: {str(error).splitlines()[0]}; is `hf auth login` done?"
+                f"--repo {repository}: {str(error).splitlines()[0]}; log in with `hf auth login`"
             ) from error
     return str(address)

@@ -1,4 +1,4 @@
-"""Prompt sources: the rows of a file or of a hub dataset. The one place that knows their fields.
+"""Prompt sources: the rows of a file or of a hub dataset. No other module knows their fields.
 
 - ``.jsonl``: an object a line; ``.json``: an array of objects or texts (or lines, as in ``.jsonl``).
 - ``hub:owner/name[/config][:split[:column]]``: a dataset, through the library ``datasets``.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 
 from jetspec.errors import JetSpecError
 
+#: One turn of a conversation, as chat templates take it: `role`, `content` and whatever else the template reads.
 Message = dict[str, Any]
 #: A text, the token ids of one, or a conversation.
 PromptInput = str | list[int] | list[Message]
@@ -40,7 +41,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Row:
-    """What one row of a source says. ``where`` names it in messages."""
+    """One row of a source. ``where`` names it in error messages."""
 
     where: str
     prompt: PromptInput
@@ -50,24 +51,33 @@ class Row:
 
 @dataclass
 class BadRows:
-    """Collects what is wrong with rows, so that all of it is reported at once."""
+    """Collects the errors of rows, so that all of them are reported at once.
+
+    Args:
+        skip: leave out rows with errors and warn about them, instead of raising an error.
+        errors: the errors so far, each with the place of its row.
+    """
 
     skip: bool = False
     errors: list[str] = field(default_factory=list)
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
-        """Note a JetSpecError raised inside as one of the row ``where``, and go on."""
+        """Catch a JetSpecError raised in the context, and keep it as an error of the row ``where``."""
         try:
             yield
         except JetSpecError as error:
             self.errors.append(f"{where}: {error}")
 
     def raise_if_any(self, say: Callable[[str], None] | None = None, fix: str = "mend them") -> None:
-        """Refuse the rows noted since the last call, or tell ``say`` which were skipped.
+        """Report the errors collected since the last call.
+
+        Args:
+            say: called with a warning, where rows with errors are skipped.
+            fix: what the error advises the user to do.
 
         Raises:
-            JetSpecError: there are some and they are not to be skipped; lists the first few, their number and ``fix``.
+            JetSpecError: there are errors and rows are not skipped. It lists the first few and says how many there are.
         """
         errors, self.errors = self.errors, []
         if not errors:
@@ -82,7 +92,7 @@ class BadRows:
 
 
 def read_rows(source: str | Path, bad: BadRows) -> list[Row]:
-    """The rows of a source; those that are not as described are left out and noted in ``bad``.
+    """Read the rows of a source. Rows with errors are left out, and ``bad`` collects the errors.
 
     Raises:
         JetSpecError: the source cannot be read, or holds no row at all.
@@ -95,7 +105,7 @@ def read_rows(source: str | Path, bad: BadRows) -> list[Row]:
 
 
 def read_entries(source: str | Path) -> list[tuple[str, Any]]:
-    """(where, what lies there) for each row of a source, whatever its fields; `as_record` reads the latter.
+    """Read (where, entry) for each row of a source, whatever its fields; `as_record` gives the fields of an entry.
 
     Raises:
         JetSpecError: the source cannot be read, or holds no row at all.
@@ -103,12 +113,16 @@ def read_entries(source: str | Path) -> list[tuple[str, Any]]:
     entries = _hub_entries(str(source)) if str(source).startswith(HUB) else _file_entries(Path(source))
     found = list(entries)
     if not found:
-        raise JetSpecError(f"prompts: {source} holds none")
+        raise JetSpecError(f"prompts: {source} holds none; give a source with at least one prompt")
     return found
 
 
 def as_record(entry: Any) -> dict[str, Any]:
-    """The fields of an entry that are there: a null is none. JetSpecError where it is no JSON object."""
+    """The fields of an entry that have a value (not null).
+
+    Raises:
+        JetSpecError: the entry is not a JSON object.
+    """
     if isinstance(entry, str):
         try:
             entry = json.loads(entry)
@@ -120,10 +134,10 @@ def as_record(entry: Any) -> dict[str, Any]:
 
 
 def read_prompts(source: str | Path) -> list[PromptInput]:
-    """The prompts of a file or a hub dataset, whatever their form; answers that are there are left out.
+    """Read the prompts of a file or a hub dataset, without their answers.
 
     Raises:
-        JetSpecError: it cannot be read, holds no prompt, or a row of it cannot be used.
+        JetSpecError: the source cannot be read or holds no prompt, or one of its rows cannot be used.
     """
     bad = BadRows()
     rows = read_rows(source, bad)
@@ -135,16 +149,17 @@ def read_prompts(source: str | Path) -> list[PromptInput]:
 
 
 def is_conversation(prompt: PromptInput) -> TypeGuard[list[Message]]:
-    return isinstance(prompt, list) and isinstance(prompt[0], dict)
+    """Whether a prompt is a conversation, neither a text nor token ids."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def is_answer(turn: Message) -> bool:
-    """Whether a turn is text that the assistant wrote (a call of a tool is not)."""
+    """Whether a turn is text by the assistant, and not a tool call."""
     return turn["role"] == "assistant" and bool(turn.get("content")) and not turn.get("tool_calls")
 
 
 def open_prompt(prompt: PromptInput) -> PromptInput:
-    """A prompt to be answered: of a conversation, what comes before the assistant's last words."""
+    """A prompt without its answer: a conversation loses the assistant's turns at its end."""
     if not is_conversation(prompt):
         return prompt
     turns = list(prompt)
@@ -154,7 +169,7 @@ def open_prompt(prompt: PromptInput) -> PromptInput:
 
 
 def shown(prompt: PromptInput) -> str:
-    """A prompt in a line for people."""
+    """A prompt on one line, for display: the text, or the last message of a conversation."""
     if is_conversation(prompt):
         prompt = str(prompt[-1].get("content"))
     return " ".join(prompt.split()) if isinstance(prompt, str) else str(prompt)
@@ -235,7 +250,7 @@ def _row(where: str, record: dict[str, Any]) -> Row:
 
 
 def _present(record: dict[str, Any]) -> dict[str, Any]:
-    """Without nulls: tables fill up absent fields with them."""
+    """The fields that are not null. Tables hold nulls where a row has no such field."""
     return {name: value for name, value in record.items() if value is not None}
 
 

@@ -18,7 +18,9 @@ settings.load_profile("jetspec")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workloads", type=int, default=50, help="random workloads an architecture (default: 50)")
+    parser.addoption(
+        "--workloads", type=int, default=50, help="random workloads an architecture, in the slow tests (default: 50)"
+    )
 
 
 @pytest.fixture(scope="session")

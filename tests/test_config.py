@@ -101,6 +101,15 @@ def test_a_field_has_the_flag_it_names_or_one_made_of_its_name() -> None:
     }
 
 
+def test_errors_advise_the_fix_of_an_option() -> None:
+    class Dial(Config):
+        heat: float | None = option(None, help="Heat.", ge=0, allow_inf_nan=False, fix="use None for none")
+
+    for value in (-1.0, float("nan"), float("inf"), "x"):
+        with pytest.raises(JetSpecError, match=r"^heat=.*: must be .*; use None for none$"):
+            Dial(heat=value)
+
+
 class Texts(Config):
     """Fields that hold text, directly and inside."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+import jetspec
 from jetspec.cli import app
 from jetspec.errors import JetSpecError
 from jetspec.export import check_for_vllm, export_hub
-from jetspec.head import head_for_target, load_head, save_head
+from jetspec.head import checkpoint, head_for_target, load_head, save_head
 from jetspec.models.target import Target
 from tests.helpers.tiny import tiny_target
 
-#: A training configuration names the user's own paths: it stays.
-FILES = ["README.md", "config.json", "model.safetensors"]
+#: What belongs to a head. A training configuration names the user's own paths, and logs are of no use to others.
+CARD_FILES = ["LICENSE", "NOTICE.txt", "README.md", "acceptance.png"]
+FILES = sorted([*CARD_FILES, "config.json", "model.safetensors"])
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,9 @@ def folder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("head")
     head = head_for_target(target, num_layers=2, block_size=4, num_aux_layers=2, mask_token_id=127)
     save_head(head, folder)
-    (folder / "README.md").write_text("# A head\n")
-    (folder / "train_config.json").write_text("{}\n")
-    (folder / "metrics.jsonl").write_text("{}\n")
+    for name in (*CARD_FILES, "train_config.json", "metrics.jsonl", "training_state.pt"):
+        (folder / name).write_bytes(f"the head's own {name}\n".encode())
+    (folder / "checkpoints").mkdir()
     return folder
 
 
@@ -53,9 +56,59 @@ def test_vllm_is_offered_no_autoregressive_head(target: Target) -> None:
 
 def test_an_output_that_is_no_directory_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    result = call("--head", folder, "--to", "directory", "--output", tmp_path / "file")
+    result = call("--draft", folder, "--to", "directory", "--output", tmp_path / "file")
     assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
     assert "output: cannot write to" in result.stderr
+
+
+@pytest.fixture(params=["alias", "directory", "hub cache directory", "hub id"])
+def source(request: pytest.FixtureRequest, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same head under each kind of name it may have."""
+    blobs, snapshot = tmp_path / "models--me--head" / "blobs", tmp_path / "models--me--head" / "snapshots" / "1234"
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        """A snapshot as the hub's cache keeps it: links to blobs, for the files that were asked for."""
+        assert name == "me/head"
+        blobs.mkdir(parents=True)
+        snapshot.mkdir(parents=True)
+        for path in folder.iterdir():
+            if path.is_file() and any(fnmatch(path.name, pattern) for pattern in allow_patterns):
+                (blobs / f"blob-{path.name}").write_bytes(path.read_bytes())
+                (snapshot / path.name).symlink_to(blobs / f"blob-{path.name}")
+        return str(snapshot)
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", download)
+    monkeypatch.setattr(checkpoint, "shipped_heads", lambda: {"tiny-alias": folder})
+    if request.param == "hub cache directory":
+        return download("me/head", allow_patterns=["*"])
+    return {"alias": "tiny-alias", "directory": str(folder), "hub id": "me/head"}[request.param]
+
+
+def test_every_file_of_a_head_is_exported(folder: Path, source: str, tmp_path: Path) -> None:
+    result = call("--draft", source, "--to", "directory", "--output", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
+    assert json.loads(result.stdout)["files"] == FILES
+    for name in CARD_FILES:
+        copy = tmp_path / "out" / name
+        assert copy.read_bytes() == (folder / name).read_bytes()
+        assert not copy.is_symlink()
+
+
+def test_the_shipped_head_keeps_its_card(tmp_path: Path) -> None:
+    result = call("--draft", "smollm2-135m", "--to", "directory", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    shipped = Path(jetspec.__file__).parent / "heads" / "smollm2-135m"
+    assert (tmp_path / "out" / "README.md").read_bytes() == (shipped / "README.md").read_bytes()
+
+
+def test_a_head_is_exported_onto_itself(target: Target, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "head")
+    before = logits(target, folder)
+    result = call("--draft", tmp_path / "head", "--to", "directory", "--output", tmp_path / "head")
+    assert result.exit_code == 0, result.output
+    assert torch.equal(logits(target, tmp_path / "head"), before)
+    assert (tmp_path / "head" / "README.md").read_bytes() == (folder / "README.md").read_bytes()
 
 
 def logits(target: Target, folder: Path) -> torch.Tensor:
@@ -69,7 +122,7 @@ def logits(target: Target, folder: Path) -> torch.Tensor:
 def test_an_exported_directory_loads_back_to_equal_logits(
     target: Target, folder: Path, tmp_path: Path, destination: str
 ) -> None:
-    result = call("--head", folder, "--to", destination, "--output", tmp_path / "out")
+    result = call("--draft", folder, "--to", destination, "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert torch.equal(logits(target, tmp_path / "out"), logits(target, folder))
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -78,7 +131,7 @@ def test_an_exported_directory_loads_back_to_equal_logits(
 
 def test_what_vllm_reads(target: Target, folder: Path, tmp_path: Path) -> None:
     """Its loader takes the tensors' names and these fields; embedding and output layer are the target's."""
-    result = call("--head", folder, "--to", "vllm", "--output", tmp_path, "--dtype", "bfloat16", "--json")
+    result = call("--draft", folder, "--to", "vllm", "--output", tmp_path, "--dtype", "bfloat16", "--json")
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["architectures"], config["model_type"]) == (["DFlashDraftModel"], "qwen3")
     assert config["dflash_config"].items() >= {"causal": True, "mask_token_id": 127, "target_layer_ids": [1, 3]}.items()
@@ -126,17 +179,17 @@ def test_the_hub_gets_a_head_that_loads(
 ) -> None:
     hub = Hub(tmp_path)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
-    result = call("--head", folder, "--to", "hub", "--repo", "me/head", "--private", "--json")
+    result = call("--draft", folder, "--to", "hub", "--repo", "me/head", "--private", "--json")
     assert json.loads(result.stdout) == {"address": "https://example.org/me/head"}
     assert hub.calls == [{"repository": "me/head", "private": True, "exist_ok": True}]
     assert torch.equal(logits(target, tmp_path / "me" / "head"), logits(target, folder))
     assert sorted(path.name for path in (tmp_path / "me" / "head").iterdir()) == FILES
-    with pytest.raises(JetSpecError, match="--repo nobody: 401 Unauthorized; is"):
+    with pytest.raises(JetSpecError, match="--repo nobody: 401 Unauthorized; log in"):
         export_hub(load_head(folder), "nobody")
 
 
 @pytest.mark.parametrize(("to", "missing"), [("hub", "--repo"), ("vllm", "--output"), ("directory", "--output")])
 def test_a_missing_destination_is_named(folder: Path, to: str, missing: str) -> None:
-    result = call("--head", folder, "--to", to)
+    result = call("--draft", folder, "--to", to)
     assert result.exit_code == 1
     assert f"{missing}: needed with --to {to}" in result.stderr

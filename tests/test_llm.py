@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from jetspec import LLM, SamplingParams
-from jetspec.engine import Budget, NgramDrafter, head_drafter
+from jetspec import LLM, SamplingParams, StructuredOutputsParams
+from jetspec.engine import Allocation, Budget, NgramDrafter, head_drafter
 from jetspec.errors import JetSpecError, RequestError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
+from jetspec.outputs import RequestOutput
 from tests.helpers.tiny import tiny_target, tiny_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -42,17 +43,17 @@ def test_chat_takes_one_conversation_or_a_list(llm: LLM) -> None:
     assert [o.outputs for o in two] == [one[0].outputs] * 2
 
 
-def test_switches_reach_the_chat_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_reach_the_chat_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = llm.target.tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + "{% if brief %}(brief){% endif %}")
-    talk, switches = [{"role": "user", "content": "hi"}], {"brief": True}
-    [output] = llm.chat(talk, GREEDY, chat_template_kwargs=switches)
+    talk, kwargs = [{"role": "user", "content": "hi"}], {"brief": True}
+    [output] = llm.chat(talk, GREEDY, chat_template_kwargs=kwargs)
     assert output.prompt == "<|user|>hi<|end|><|assistant|>(brief)"
-    assert llm.encode_prompts(["hi", talk], chat_template_kwargs=switches) == [output.prompt_token_ids] * 2
-    pieces = [piece.text for piece in llm.stream_chat(talk, GREEDY, chat_template_kwargs=switches)]
+    assert llm.encode_prompts(["hi", talk], chat_template_kwargs=kwargs) == [output.prompt_token_ids] * 2
+    pieces = [piece.text for piece in llm.stream_chat(talk, GREEDY, chat_template_kwargs=kwargs)]
     assert "".join(pieces) == output.outputs[0].text
     assert llm.chat(talk, GREEDY)[0].prompt == "<|user|>hi<|end|><|assistant|>"
-    with pytest.raises(JetSpecError, match="chat template refuses"):
+    with pytest.raises(JetSpecError, match="does not use 'tokenize'"):
         llm.chat(talk, GREEDY, chat_template_kwargs={"tokenize": True})
 
 
@@ -114,7 +115,7 @@ def test_unseeded_requests_differ_but_a_run_repeats() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=10)
 
     def answers() -> list[list[int]]:
-        outputs = LLM(tiny_target(text=True), num_blocks=64).generate(["abc"] * 2, params)
+        outputs = LLM(tiny_target(text=True), None, num_blocks=64).generate(["abc"] * 2, params)
         return [o.outputs[0].token_ids for o in outputs]
 
     first = answers()
@@ -185,8 +186,8 @@ class Ones(Budget):
     def __init__(self, rows: list) -> None:
         self.result = rows
 
-    def rows(self, sequences) -> list:
-        return self.result
+    def allocate(self, sequences) -> Allocation:
+        return Allocation(sequences, self.result)
 
 
 def small_head(target: Target) -> DraftHead:
@@ -240,7 +241,7 @@ def test_a_drafter_belongs_to_one_engine(llm: LLM, make) -> None:
 @pytest.mark.parametrize("rows", [[], [4, 4], [0], [-1], [2.5], [True]])
 def test_budgets_that_give_no_rows_are_refused(llm: LLM, rows: list) -> None:
     own = LLM(llm.target, small_head(llm.target), tree_budget=Ones(rows), num_blocks=20)
-    with pytest.raises(JetSpecError, match=r"tree_budget: Ones\.rows returned"):
+    with pytest.raises(JetSpecError, match=r"tree_budget: Ones\.allocate gave"):
         own.generate("abc", GREEDY)
     assert own.engine.blocks.num_free == 20
 
@@ -263,3 +264,54 @@ def test_a_call_from_within_a_round_fails_alone(llm: LLM) -> None:
         llm.generate(["abc", "x"], [GREEDY, bad])
     assert caught.value.outputs[0].outputs == llm.generate("abc", GREEDY)[0].outputs
     assert not llm.engine.has_work
+
+
+def all_entries(output: RequestOutput) -> list[dict]:
+    answers = [entry for completion in output.outputs for entry in completion.logprobs or []]
+    return answers + [entry for entry in output.prompt_logprobs or [] if entry is not None]
+
+
+def test_log_probabilities_carry_the_text_of_their_tokens(llm: LLM) -> None:
+    """Of chosen tokens, alternatives and prompts; where the answer is one of bytes, the text that is complete."""
+    text = "日本 é!"
+    form = StructuredOutputsParams(choice=[text])
+    params = SamplingParams(max_tokens=30, structured_outputs=form, logprobs=-1, prompt_logprobs=2, n=2, seed=1)
+    [output] = llm.generate("hi é", params)
+    assert output.outputs[0].text == text
+    letters = list(text)
+    for completion in output.outputs:
+        chosen = [entry[token] for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)]
+        assert [c.decoded_token for c in chosen if c.decoded_token][: len(letters)] == letters
+    ids = output.prompt_token_ids
+    prompt = [entry[token].decoded_token for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]
+    assert prompt == ["i", " ", "", "é"]
+    texts = {token: entry.decoded_token for token, entry in output.outputs[0].logprobs[0].items()}
+    assert texts[ABC[0]] == "a"
+    assert texts[llm.target.tokenizer.eos_token_id] == "<|end|>"
+    assert all(isinstance(e.decoded_token, str) for entry in all_entries(output) for e in entry.values())
+    assert not any("\ufffd" in e.decoded_token for entry in all_entries(output) for e in entry.values())
+
+
+def test_pieces_and_the_outputs_of_failed_requests_carry_the_text_of_their_tokens(llm: LLM) -> None:
+    def explode(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 6:
+            raise RuntimeError("boom")
+        return scores
+
+    params = SamplingParams(
+        temperature=0, max_tokens=9, logprobs=1, prompt_logprobs=1, ignore_eos=True, logits_processors=[explode]
+    )
+    pieces = []
+    with pytest.raises(RequestError) as caught:
+        pieces.extend(llm.stream("abc", params))
+    [output] = caught.value.outputs
+    entries = all_entries(output)
+    assert len(entries) == 2 + len(output.outputs[0].token_ids) > 2
+    assert all(isinstance(e.decoded_token, str) for entry in entries for e in entry.values())
+    assert [entry for piece in pieces for entry in piece.logprobs] == output.outputs[0].logprobs
+
+
+def test_log_probabilities_without_a_tokenizer_have_no_text() -> None:
+    llm = LLM(tiny_target(), None, num_blocks=20)
+    [output] = llm.generate([1, 2, 3], SamplingParams(max_tokens=3, logprobs=1, prompt_logprobs=1))
+    assert [e.decoded_token for entry in all_entries(output) for e in entry.values()].count(None) >= 5

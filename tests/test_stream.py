@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jetspec import LLM, JetSpecError, SamplingParams, StructuredOutputsParams
 from jetspec.errors import RequestError
 from jetspec.head import head_for_target
-from jetspec.requests import StreamOutput
+from jetspec.outputs import StreamOutput
 from tests.helpers.tiny import tiny_target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -134,7 +136,7 @@ def test_an_engine_that_fails_holds_nothing_back(llm: LLM, monkeypatch: pytest.M
     next(stream)
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine.drafter, "propose", crash)
-        with pytest.raises(JetSpecError, match=r"HeadDrafter failed: RuntimeError\('crash'\)"):
+        with pytest.raises(JetSpecError, match=r"Drafter failed: RuntimeError\('crash'\)"):
             next(stream)
     assert not llm.engine.has_work
     assert llm.engine.blocks.num_free == free
@@ -163,3 +165,43 @@ def test_n_answers_start_together_or_not_at_all(llm: LLM) -> None:
     assert llm.engine.cancel("taken") is None
     assert llm.engine.cancel("taken/2") is not None
     assert not llm.engine.has_work
+
+
+def test_a_stream_ends_with_its_last_piece_whichever_thread_ran_the_round(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's round ends the answer, but has not handed its last piece over when the stream is read."""
+    long = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, n=1)
+    stream = llm.stream("abc", long)
+    pieces = [next(stream)]
+    request_id = pieces[0].request_id
+    ended, read = threading.Event(), threading.Event()
+    step, turn, cancel = llm.engine.step, llm.dispatcher.step, llm.dispatcher.cancel
+
+    def slow_step() -> list:
+        outputs = step()
+        if any(o.sequence.request_id == request_id and o.sequence.finished for o in outputs):
+            ended.set()
+            assert read.wait(60)
+        return outputs
+
+    def noted(call: Callable) -> Callable:
+        """Lets the other thread's round go on once this thread has decided what to do."""
+
+        def noting(*args: object) -> None:
+            if threading.current_thread() is threading.main_thread():
+                read.set()
+            call(*args)
+
+        return noting
+
+    monkeypatch.setattr(llm.engine, "step", slow_step)
+    monkeypatch.setattr(llm.dispatcher, "step", noted(turn))
+    monkeypatch.setattr(llm.dispatcher, "cancel", noted(cancel))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(llm.generate, "other", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+        assert ended.wait(60)
+        pieces.extend(stream)
+        other.result(60)
+    monkeypatch.undo()
+    assert joined(pieces) == expected(llm, llm.generate("abc", long))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
-import jetspec.engine.engine as engine_module
+import jetspec.engine.accept as accept_module
 from jetspec.attention import KVCache
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead, head_for_target
 from jetspec.llm import LLM
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
-from jetspec.verify import OTHER, Report, cell_of, chi_square, next_logits, partition, verify
+from jetspec.verify import Report, next_logits, verify
+from jetspec.verify.distribution import OTHER, cell_of, chi_square, partition
+from tests.helpers.cli import trusting_next_token
 from tests.helpers.tiny import VOCAB_SIZE, tiny_target
 
 # A third of the vocabulary fits in a tree, so that even a random head's drafts are accepted, all over the tree.
@@ -25,12 +26,12 @@ LENGTHS = (3, 9, 6)
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target("llama")
+    return tiny_target("llama", num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
 def head(target: Target) -> DraftHead:
-    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=0, seed=0)
+    return head_for_target(target, num_layers=1, block_size=4, num_aux_layers=1, mask_token_id=0, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
 
 
-def run(target: Target, head: DraftHead, prompts: list[list[int]], samples: int = 300) -> Report:
+def run(target: Target, head: DraftHead, prompts: list[list[int]], samples: int = 200) -> Report:
     drafted = LLM(target, head, tree_budget=BUDGET)
-    return verify(LLM(target), drafted, prompts, max_tokens=16, samples=samples)
+    return verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=samples)
 
 
 def test_lossless_decoding_passes(target: Target, head: DraftHead, prompts: list[list[int]]) -> None:
@@ -61,19 +62,15 @@ def test_lossless_decoding_passes(target: Target, head: DraftHead, prompts: list
 def test_accepting_drafts_unseen_is_found(
     target: Target, head: DraftHead, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk = engine_module.walk
-
-    def trusting(tokens, parents, pick, **options):
-        return walk(tokens, parents, lambda row: tokens[parents.index(row)] if row in parents else pick(row), **options)
-
-    monkeypatch.setattr(engine_module, "walk", trusting)
+    monkeypatch.setattr(accept_module, "next_token", trusting_next_token)
     report = run(target, head, prompts)
     assert not report.passed
     assert not any(check.passed for check in report.token_checks)
     assert not report.fit.passed
     difference = report.token_checks[0].difference
     assert difference.position == 1  # the first token comes with the prompt
-    assert difference.context == prompts[0] + LLM(target).generate([prompts[0]], greedy(1))[0].outputs[0].token_ids
+    [first] = LLM(target, None).generate([prompts[0]], greedy(1))
+    assert difference.context == prompts[0] + first.outputs[0].token_ids
     assert difference.logit_margin > 0
 
 
@@ -90,8 +87,8 @@ def test_a_wrong_distribution_is_found(
     target: Target, head: DraftHead, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault that plain decoding shares leaves the tokens equal: only the goodness of fit shows it."""
-    sample = engine_module.sample
-    monkeypatch.setattr(engine_module, "sample", lambda logits, *rest: sample(logits / 1.4, *rest))
+    sample = accept_module.sample
+    monkeypatch.setattr(accept_module, "sample", lambda logits, *rest: sample(logits / 1.4, *rest))
     report = run(target, head, prompts, samples=600)
     sampled = [check for check in report.token_checks if check.name == "seeded sampling"]
     assert all(check.passed for check in sampled)
@@ -106,12 +103,10 @@ def test_an_early_end_is_a_difference(
     generate = drafted.generate
 
     def short(batch, params, **options):
-        return generate(
-            batch, [replace(p, max_tokens=min(p.max_tokens, 12)) for p in as_list(params, batch)], **options
-        )
+        return generate(batch, [p.replace(max_tokens=min(p.max_tokens, 12)) for p in as_list(params, batch)], **options)
 
     monkeypatch.setattr(drafted, "generate", short)
-    report = verify(LLM(target), drafted, prompts, max_tokens=16, samples=100)
+    report = verify(LLM(target, None), drafted, prompts, max_tokens=16, samples=100)
     difference = report.token_checks[0].difference
     assert difference.position == 12
     assert difference.got is None
@@ -129,7 +124,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 def test_next_logits_equal_transformers(target: Target, prompts: list[list[int]]) -> None:
     from tests.helpers.tiny import tiny_llama
 
-    model = tiny_llama()
+    model = tiny_llama(num_hidden_layers=2)
     expected = torch.stack([model(torch.tensor([p])).logits[0, -1] for p in prompts])
     assert torch.allclose(next_logits(target, prompts).float(), expected, atol=1e-4)
 
@@ -137,7 +132,7 @@ def test_next_logits_equal_transformers(target: Target, prompts: list[list[int]]
 def test_next_logits_over_several_forwards(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
     whole = next_logits(target, contexts)
-    monkeypatch.setattr("jetspec.verify.MAX_ROWS", 4)
+    monkeypatch.setattr("jetspec.verify.logits.MAX_NUM_BATCHED_TOKENS", 4)
     assert torch.allclose(next_logits(target, contexts), whole, atol=1e-5)
 
 
@@ -145,7 +140,7 @@ def test_next_logits_over_several_forwards(target: Target, monkeypatch: pytest.M
 def test_refusals_name_the_field(target: Target, head: DraftHead, prompts: list[list[int]], problem: str) -> None:
     options = {"temperature": {"temperature": 0.0}, "samples": {"samples": 50}}.get(problem, {})
     with pytest.raises(JetSpecError, match=problem):
-        verify(LLM(target), LLM(target, head), prompts[:1] if problem == "prompts" else prompts, **options)
+        verify(LLM(target, None), LLM(target, head), prompts[:1] if problem == "prompts" else prompts, **options)
 
 
 def test_cells_cover_every_continuation() -> None:

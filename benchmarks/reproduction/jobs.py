@@ -33,7 +33,7 @@ def capture_answers(plan: Plan, folder: Path) -> None:
     """Let the target answer the prompts to train on and the held-out ones. Every process takes a share."""
     processes = Processes.start("cpu")
     target = _target(plan)
-    llm = LLM(target, num_blocks=1)
+    llm = LLM(target, None, num_blocks=1)
     for name, (file, temperature) in ANSWERS.items():
         count = plan.train_prompts if name == "train" else plan.eval_prompts
         questions = read_prompts(Path(plan.data) / file)

@@ -155,7 +155,7 @@ def tree_claims(results: Results) -> list[list[str]]:
         ],
         [
             "conditioning a branch on its path beats branch-agnostic scores at every budget",
-            "causal with transition less bidirectional at "
+            "causal with transition minus bidirectional at "
             + ", ".join(f"{b}: {d.mean:+.2f}" for b, d in zip(BUDGETS, paths, strict=True)),
             seeds_verdict(paths),
         ],
@@ -177,7 +177,7 @@ def head_claims(results: Results) -> list[list[str]]:
             verdict(all(a > b for a, b in zip(own[1:], other[1:], strict=True))),
         ],
         [
-            "acceptance hardly depends on how the loss weighs positions",
+            "acceptance hardly depends on how the loss weights positions",
             "64 rows, against exp(-(d - 1) / 4): "
             + ", ".join(f"{n.split(', ')[1]} {w:+.2f}" for n, w in zip(WEIGHTINGS, weights)),
             verdict(all(abs(w) <= 0.05 * decay.mean for w in weights), "holds within 5%"),
@@ -201,7 +201,7 @@ def speed_claims(results: Results) -> list[list[str]]:
         ],
         [
             "sampling at temperature 1 accepts less than greedy decoding, but still gains",
-            "64 rows, sampled over greedy: " + ", ".join(f"{kind} {r:.2f}" for kind, r in ratio.items()),
+            "64 rows, ratio of sampled to greedy: " + ", ".join(f"{kind} {r:.2f}" for kind, r in ratio.items()),
             verdict(all(r < 1 for r in ratio.values())),
         ],
         [
@@ -225,8 +225,8 @@ def seeds_verdict(differences: Sequence[Spread]) -> str:
     if all(min(d.values) > 0 for d in differences):
         return "holds at every budget and seed"
     if all(max(d.values) < 0 for d in differences):
-        return "does not hold at this scale: the other way round"
-    return "not told apart at this scale: seeds and budgets differ in sign"
+        return "does not hold at this scale: the reverse does"
+    return "undecided at this scale: the sign differs between seeds and budgets"
 
 
 def faithfulness_table(results: Results) -> list[str]:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
@@ -65,7 +65,9 @@ class _WholeVectors(TorchFunctionMode):
     behind its last whole vector are computed by other code.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", None) not in APPROXIMATED or not isinstance(args[0], Tensor):
             return func(*args, **kwargs)
@@ -140,10 +142,14 @@ class KeyGroup(NamedTuple):
 
 
 class RowTile:
-    """Rows `start` to `stop` of a batch whose earlier rows have been scored."""
+    """Rows `start` to `stop` of a batch whose earlier rows have been scored.
 
-    def __init__(self, batch: RowBatch, start: int, stop: int) -> None:
-        self.batch, self.start, self.stop = batch, start, stop
+    With `share_keys` rows that read the same list of keys to different lengths share it: what lies behind a row's own
+    keys is masked. That takes rows that are finite.
+    """
+
+    def __init__(self, batch: RowBatch, start: int, stop: int, *, share_keys: bool = True) -> None:
+        self.batch, self.start, self.stop, self.share_keys = batch, start, stop, share_keys
         self._groups: dict[int | None, list[KeyGroup]] = {}
 
     def __len__(self) -> int:
@@ -157,12 +163,15 @@ class RowTile:
     def groups(self, window: int | None) -> list[KeyGroup]:
         """The rows by length of their keys, built once and shared by all layers of one window size."""
         if window not in self._groups:
-            self._groups[window] = key_groups(*self.key_slots(window))
+            self._groups[window] = key_groups(*self.key_slots(window), self.share_keys)
         return self._groups[window]
 
     def key_slots(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Slots [rows, longest] int64 of each row's keys in order of position, with anything behind them; and how many
-        keys each row has [rows] int64.
+        """Where the keys of each row are.
+
+        Returns:
+            Slots [rows, longest] int64 of a row's keys in order of position, with anything behind them, and how many
+            keys a row has, [rows] int64.
         """
         tables, counts = [], []
         for index, segment in enumerate(self.batch.segments):
@@ -176,14 +185,14 @@ class RowTile:
             tables.append(segment.slots.to(columns.device)[columns])
             counts.append(count)
         longest = max(table.shape[1] for table in tables)
-        return torch.cat([F.pad(table, (0, longest - table.shape[1])) for table in tables]), torch.cat(counts)
+        return torch.cat([functional.pad(table, (0, longest - table.shape[1])) for table in tables]), torch.cat(counts)
 
 
-def key_groups(slots: Tensor, counts: Tensor) -> list[KeyGroup]:
+def key_groups(slots: Tensor, counts: Tensor, share_keys: bool) -> list[KeyGroup]:
     """Sort rows by the padded length of their keys; slots [rows, longest], counts [rows] as `RowTile.key_slots`."""
     groups = []
     lengths = (counts + KEY_MULTIPLE - 1) // KEY_MULTIPLE * KEY_MULTIPLE
-    for length in lengths.unique().tolist():
+    for length in torch.unique(lengths).tolist():
         rows = (lengths == length).nonzero().flatten()
         columns = torch.arange(length, device=slots.device)
         beyond = columns >= counts[rows, None]
@@ -191,7 +200,7 @@ def key_groups(slots: Tensor, counts: Tensor) -> list[KeyGroup]:
         table = torch.where(beyond, slots[rows, :1], slots[rows][:, columns.clamp(max=slots.shape[1] - 1)])
         longest = table[counts[rows].argmax(), None]
         bias = torch.zeros(beyond.shape, device=slots.device).masked_fill_(beyond, float("-inf"))[:, None, None]
-        if bool((beyond | (table == longest)).all()):
+        if share_keys and bool((beyond | (table == longest)).all()):
             groups.append(KeyGroup(rows, longest, bias))
             continue
         pieces = [x.split(max(1, MAX_KEYS // length)) for x in (rows, table, bias)]
@@ -235,12 +244,12 @@ def attend_apart(
     kv_heads = k.shape[2]
     group = heads // kv_heads
     # The heads that share a key head are the queries of one product.
-    q = F.pad(
+    q = functional.pad(
         q.float().reshape(m, kv_heads, group, head_dim), (0, -head_dim % WIDTH_MULTIPLE, 0, -group % QUERY_MULTIPLE)
     )
     k, v = (pad_width(x.float()).transpose(1, 2).expand(m, -1, -1, -1) for x in (k, v))
     if softcap is None and sinks is None:
-        output = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
+        output = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
     else:
         output = torch.matmul(capped_softmax(torch.matmul(q, k.mT) * scaling, bias, group, softcap, sinks), v)
     return output[:, :, :group, :head_dim].reshape(m, heads, head_dim)
@@ -249,7 +258,7 @@ def attend_apart(
 def pad_width(x: Tensor) -> Tensor:
     """Zeros behind the last dimension up to a multiple of WIDTH_MULTIPLE."""
     missing = -x.shape[-1] % WIDTH_MULTIPLE
-    return F.pad(x, (0, missing)) if missing else x
+    return functional.pad(x, (0, missing)) if missing else x
 
 
 def capped_softmax(scores: Tensor, bias: Tensor, group: int, softcap: float | None, sinks: Tensor | None) -> Tensor:
@@ -259,6 +268,6 @@ def capped_softmax(scores: Tensor, bias: Tensor, group: int, softcap: float | No
     scores = scores + bias
     if sinks is None:
         return scores.softmax(-1)
-    sinks = F.pad(sinks.float().view(scores.shape[1], group, 1), (0, 0, 0, scores.shape[2] - group))
+    sinks = functional.pad(sinks.float().view(scores.shape[1], group, 1), (0, 0, 0, scores.shape[2] - group))
     scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
     return scores.softmax(-1)[..., :-1].contiguous()

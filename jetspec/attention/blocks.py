@@ -55,7 +55,7 @@ class BlockManager:
         """Blocks that nobody uses."""
         return len(self._free)
 
-    def blocks_for(self, num_tokens: int) -> int:
+    def blocks_needed(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` consecutive positions occupy."""
         return -(-num_tokens // self.block_size)
 
@@ -119,14 +119,14 @@ class BlockTable:
 
     def reserve(self, num_tokens: int) -> None:
         """Grow to hold positions `0 .. num_tokens - 1`."""
-        missing = self._manager.blocks_for(num_tokens) - len(self.blocks)
+        missing = self._manager.blocks_needed(num_tokens) - len(self.blocks)
         if missing > 0:
             self.blocks += self._manager.allocate(missing)
             self._slots = None
 
     def truncate(self, num_tokens: int) -> None:
         """Give back the blocks behind position `num_tokens - 1`."""
-        keep = self._manager.blocks_for(num_tokens)
+        keep = self._manager.blocks_needed(num_tokens)
         if keep < len(self.blocks):
             self._manager.free(self.blocks[keep:])
             del self.blocks[keep:]

@@ -37,13 +37,8 @@ class KVCache:
 
     @property
     def num_layers(self) -> int:
+        """Layers with keys and values of their own."""
         return len(self.keys)
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes one block takes over all layers, keys and values."""
-        pools = self.keys + self.values
-        return sum(pool[0].numel() * pool.element_size() for pool in pools) * self.block_size
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, kv_heads, head_dim] at slots [n]."""

@@ -23,6 +23,10 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "is_causal", "dropout"}
 
 
+class NotThroughRowsError(JetSpecError):
+    """Attention was called without the keyword that `Target.forward` gives to the model."""
+
+
 class LayerAttention(NamedTuple):
     """What one decoder layer asks of its attention, seen in a probe."""
 
@@ -31,7 +35,7 @@ class LayerAttention(NamedTuple):
     window: int | None
 
 
-@torch.compiler.disable  # its batch changes with every forward, and there is nothing in it to fuse
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # its batch changes with every forward, and there is nothing in it to fuse
 def attention_over_rows(
     module: nn.Module,
     query: Tensor,
@@ -52,7 +56,7 @@ def attention_over_rows(
     """
     name = type(module).__name__
     if row_attention is None:
-        raise JetSpecError(f"{name}: a model with attention {ROWS!r} is called through Target.forward")
+        raise NotThroughRowsError(f"{name}: a model that a Target has taken over is called through Target.forward")
     if attention_mask is not None:
         raise JetSpecError(f"{name}: attention_mask is given; JetSpec's rows carry their own mask")
     if getattr(module, "is_cross_attention", False):
@@ -97,14 +101,16 @@ def use_row_attention(model: PreTrainedModel) -> None:
         raise JetSpecError(f"{name} has layer_types {unknown}; JetSpec supports {sorted(LAYER_TYPES)}")
     model.set_attn_implementation(ROWS)
     if config._attn_implementation != ROWS:
-        raise JetSpecError(f"{name} does not follow transformers' attention interface and is not supported")
+        raise JetSpecError(not_supported(model, "its attention cannot be replaced"))
 
 
 @torch.inference_mode()
 def probe_layers(model: PreTrainedModel, num_layers: int) -> list[LayerAttention]:
     """Run one token to see what each layer asks of its attention.
 
-    Raises JetSpecError where a layer never calls it (a Mamba layer, say) or a sliding layer does not name its window.
+    Raises:
+        JetSpecError: the model is not supported. A layer calls no attention (a Mamba layer, say), calls it twice or
+            hides its sliding window, or the model does not let its attention be replaced.
     """
     seen: dict[int, LayerAttention] = {}
 
@@ -115,13 +121,29 @@ def probe_layers(model: PreTrainedModel, num_layers: int) -> list[LayerAttention
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
     zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    model(input_ids=zero, position_ids=zero, use_cache=False, row_attention=record)
+    try:
+        model(input_ids=zero, position_ids=zero, use_cache=False, row_attention=record)
+    except NotThroughRowsError:
+        raise JetSpecError(not_supported(model, "its attention cannot be replaced")) from None
+    except JetSpecError:
+        raise
+    except Exception as error:  # the model's own code, with inputs that every supported family takes
+        raise JetSpecError(not_supported(model, f"it cannot score one token: {error}")) from error
     missing = sorted(set(range(num_layers)) - seen.keys())
     if missing:
         raise JetSpecError(f"{type(model).__name__}: layers {missing} do not use attention; this is not supported")
     layers = [seen[layer] for layer in range(num_layers)]
     check_windows(model, layers)
     return layers
+
+
+def not_supported(model: PreTrainedModel, reason: str) -> str:
+    """What to say of a model whose family cannot be a target."""
+    family = model.config.get_text_config(decoder=True).model_type
+    return (
+        f"models of the family {family!r} ({type(model).__name__}) are not supported as a target: {reason}. Use a "
+        "target of another family, for example Llama, Qwen, Gemma, Mistral or GPT-NeoX"
+    )
 
 
 def check_windows(model: PreTrainedModel, layers: list[LayerAttention]) -> None:

@@ -1,11 +1,18 @@
-"""Rows: the one batch type. A prompt chunk is a chain of rows, plain decoding one row, a draft a tree of rows."""
+"""Rows: the one batch type. A prompt chunk is a chain of rows, plain decoding one row, a draft a tree of rows.
+
+Shapes:
+    rows         new tokens of the batch, all sequences end to end; n of them in one segment
+    context_len  committed tokens of a segment's sequence
+    keys         what a segment's rows may attend to: its context, then its n rows
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +38,7 @@ class Segment:
 
     @property
     def num_rows(self) -> int:
+        """New rows of the sequence."""
         return self.stop - self.start
 
 
@@ -45,16 +53,28 @@ class SegmentPlan(NamedTuple):
 class RowBatch:
     """New rows of several sequences, flat: the rows of one sequence lie consecutively.
 
-    token_ids [rows] int64; positions [rows] int64, absolute in the row's sequence; parents [rows] int64 on the CPU,
-    the parent's index within the segment, or -1 where the parent is the committed prefix (a parent comes before its
-    children). Raises JetSpecError where these do not fit together.
+    A batch is checked once, when it is made; make it on the CPU, where that waits for nothing.
+
+    Attributes:
+        token_ids: [rows] int64.
+        positions: [rows] int64, absolute in the row's sequence.
+        parents: [rows] int64 on the CPU, the parent's index within the segment, or -1 where the parent is the committed
+            prefix. A parent comes before its children.
+        segments: the rows of each sequence.
+        id_range: the smallest and the largest of the token ids.
+        max_position: the largest of the positions; -1 without rows.
+
+    Raises:
+        JetSpecError: these do not fit together.
     """
 
     token_ids: Tensor
     positions: Tensor
     parents: Tensor
     segments: list[Segment]
-    _cache: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+    id_range: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
+    max_position: int = field(default=-1, init=False, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def chains(cls, tokens: Sequence[Sequence[int] | Tensor], slots: Sequence[Tensor]) -> RowBatch:
@@ -75,19 +95,26 @@ class RowBatch:
     def __post_init__(self) -> None:
         self.parents = self.parents.cpu()
         check_rows(self)
+        if len(self):
+            self.id_range = int(self.token_ids.min()), int(self.token_ids.max())
+            self.max_position = int(self.positions.max())
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
 
     @property
     def device(self) -> torch.device:
+        """Where the ids lie."""
         return self.token_ids.device
 
     def to(self, device: torch.device | str) -> RowBatch:
         """The same rows with ids and positions on `device`; slots stay where they are until they are indexed with."""
         if self.device == torch.device(device) == self.positions.device:
             return self
-        return replace(self, token_ids=self.token_ids.to(device), positions=self.positions.to(device))
+        moved = copy(self)
+        moved.token_ids, moved.positions = self.token_ids.to(device), self.positions.to(device)
+        moved._cache = {}
+        return moved
 
     @property
     def slot_mapping(self) -> Tensor:
@@ -95,7 +122,8 @@ class RowBatch:
         if "slot_mapping" not in self._cache:
             new_slots = [segment.slots[segment.context_len :] for segment in self.segments]
             self._cache["slot_mapping"] = torch.cat(new_slots).to(self.device)
-        return self._cache["slot_mapping"]
+        mapping: Tensor = self._cache["slot_mapping"]
+        return mapping
 
     def mask(self, segment_index: int, window: int | None = None) -> Tensor:
         """Bool [n, context_len + n], True where a row may attend: the context, its ancestors and itself.
@@ -105,14 +133,16 @@ class RowBatch:
         key = ("mask", segment_index, window)
         if key not in self._cache:
             self._cache[key] = self._build_mask(self.segments[segment_index], window)
-        return self._cache[key]
+        mask: Tensor = self._cache[key]
+        return mask
 
     def plan(self, segment_index: int, window: int | None, dtype: torch.dtype) -> SegmentPlan:
         """Key slots and additive mask of one segment, built once per forward and shared by all layers."""
         key = ("plan", segment_index, window, dtype)
         if key not in self._cache:
             self._cache[key] = self._build_plan(segment_index, window, dtype)
-        return self._cache[key]
+        plan: SegmentPlan = self._cache[key]
+        return plan
 
     def _build_mask(self, segment: Segment, window: int | None) -> Tensor:
         n, context_len = segment.num_rows, segment.context_len

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.bench.config import DRAFT_FIELDS
 from jetspec.bench.records import PARTS, Cell, MethodName
-from jetspec.engine import Engine, EngineStep, Observer, RoundRecord, load_drafter
+from jetspec.drafts import load_drafter
+from jetspec.engine import Engine, EngineStep, Observer, RoundRecord
 from jetspec.engine.budget import MOST_ROWS
 from jetspec.errors import JetSpecError
 from jetspec.fingerprint import weights_fingerprint
@@ -135,7 +136,7 @@ class Models:
             found = next(other for other in (AUTOREGRESSIVE, BIDIRECTIONAL, CAUSAL) if other.includes(head))
             raise JetSpecError(f"{field}={name!r}: method {method} needs {kind.name}, this is {found.name}")
         try:
-            head.config.validate_for(self.target)
+            head.validate_for(self.target)
         except JetSpecError as error:
             raise JetSpecError(f"{field}={name!r}: {error}") from error
         return head

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from jetspec.bench.records import Cell, Failure, Group, Header, Record, read_run, to_line
 from jetspec.errors import JetSpecError
+from jetspec.files import write_atomically
 
 RESULTS = "results.jsonl"
 LOCK = ".lock"
@@ -139,13 +140,8 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def rewrite(path: Path, records: Iterable[Record]) -> None:
-    """Write a whole file beside its place and rename it into it, so that there is never half a one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text("".join(map(to_line, records)), encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write all records to a file, which is replaced as a whole."""
+    write_atomically(path, "".join(map(to_line, records)).encode())
 
 
 def peak_resident_bytes() -> int | None:

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from jetspec import __version__
 from jetspec.cli.bench import bench
-from jetspec.cli.common import fail
+from jetspec.cli.common import check_utf_8, fail, show_log
 from jetspec.cli.demo import demo
 from jetspec.cli.export import export
 from jetspec.cli.generate import generate
@@ -21,9 +21,20 @@ from jetspec.errors import JetSpecError
 
 
 class Commands(TyperGroup):
-    """Turns an error that is the user's to fix into one line on stderr and exit status 1."""
+    """Checks what all commands are given, and prints their errors.
+
+    An error that the user can fix is one line on stderr, with exit status 1. An argument that is not valid UTF-8 is a
+    usage error, with exit status 2.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Check the arguments of the program, those of its commands included."""
+        check_utf_8(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        show_log()
         try:
             return super().invoke(ctx)
         except JetSpecError as error:
@@ -47,7 +58,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,

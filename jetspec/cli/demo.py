@@ -5,28 +5,29 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 
 from jetspec.cli.common import (
-    DEFAULT_TARGET,
     BudgetOption,
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
+    ChatTemplateKwargsOption,
+    DraftOptions,
     JsonOption,
-    TargetOption,
+    MaxTokensOption,
+    ModelOptions,
+    PromptOptions,
     describe,
     fail,
-    load_pair,
     print_json,
     results,
+    takes_groups,
+    write_text,
 )
 
 if TYPE_CHECKING:
-    from jetspec.llm import LLM, RequestOutput
+    from jetspec.llm import LLM
+    from jetspec.outputs import RequestOutput
 
 PROMPTS = (
     "A bakery packs its rolls in bags of 8. On Friday it filled 15 bags and had 6 rolls left over. "
@@ -38,11 +39,12 @@ PROMPTS = (
 )
 WARM_UP = "Count from one to twenty."
 WARM_UP_TOKENS = 16
+MODEL = ModelOptions(dtype="float32")
 
 
 @dataclass
 class DemoResult:
-    """The demo's closing table. Tokens per second count prompt processing, not loading."""
+    """The figures of the closing table. Tokens per second include the time of the prompt, not that of loading."""
 
     plain_tokens_per_s: float
     jetspec_tokens_per_s: float
@@ -60,32 +62,39 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
+        """Tokens per second over all answers."""
         return sum(o.metrics.completion_tokens for o in self.outputs) / self.seconds
 
     @property
     def acceptance_length(self) -> float:
+        """Tokens per verify forward over all answers."""
         rounds = sum(o.metrics.rounds for o in self.outputs)
         return sum(o.metrics.decoded_tokens for o in self.outputs) / rounds if rounds else 0.0
 
 
+@takes_groups
 def demo(
-    target: TargetOption = DEFAULT_TARGET,
-    draft: DraftOption = None,
+    draft: DraftOptions,
+    model: ModelOptions = MODEL,
     tree_budget: BudgetOption = "auto",
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 128,
-    dtype: DtypeOption = "float32",
-    device: DeviceOption = "auto",
+    max_tokens: MaxTokensOption = 128,
+    chat_template_kwargs: ChatTemplateKwargsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer three prompts twice, plainly and with JetSpec, and compare."""
-    model, head = load_pair(target, draft, device=device, dtype=dtype)
+    """Answer three prompts twice, plainly and with JetSpec, and compare.
+
+    The exit status is 0 only if the tokens are identical.
+    """
+    settings = draft.required_settings("demo")
+    target = model.load()
     from jetspec.llm import LLM
 
-    plain, drafted = LLM(model), LLM(model, head, tree_budget=tree_budget)
+    plain, drafted = LLM(target, None), LLM(target, **settings, tree_budget=tree_budget)
+    prompting = PromptOptions(chat_template_kwargs=chat_template_kwargs)
     if not json:
         results.print(f"[bold]JetSpec demo[/]  {describe(plain)}, tree budget {tree_budget}", highlight=False)
     for llm in (plain, drafted):
-        answer(llm, WARM_UP, min(max_tokens, WARM_UP_TOKENS), stream=False)
+        answer(llm, prompting, WARM_UP, min(max_tokens, WARM_UP_TOKENS), stream=False)
     runs = (Run([]), Run([]))
     for number, prompt in enumerate(PROMPTS, 1):
         if not json:
@@ -93,7 +102,7 @@ def demo(
         for title, llm, run in zip(("plain decoding", "with JetSpec"), (plain, drafted), runs, strict=True):
             if not json:
                 results.print(f"\n[cyan]{title}[/]")
-            output, seconds = answer(llm, prompt, max_tokens, stream=not json)
+            output, seconds = answer(llm, prompting, prompt, max_tokens, stream=not json)
             run.outputs.append(output)
             run.seconds += seconds
             if not json:
@@ -108,32 +117,31 @@ def demo(
         raise fail("the tokens differ; `jetspec verify` shows where")
 
 
-def answer(llm: LLM, prompt: str, max_tokens: int, *, stream: bool) -> tuple[RequestOutput, float]:
-    """Answer greedily; returns the answer and the seconds it took."""
+def answer(
+    llm: LLM, prompting: PromptOptions, prompt: str, max_tokens: int, *, stream: bool
+) -> tuple[RequestOutput, float]:
+    """Answer a prompt greedily. Returns the answer and the seconds it took."""
     from jetspec.sampling import SamplingParams
 
-    [ids] = llm.encode_prompts([prompt])
+    [ids] = prompting.encode(llm, [prompt])
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     start = time.perf_counter()
-    [output] = llm.generate([ids], params, on_token=write if stream else None)
+    [output] = llm.generate([ids], params, on_token=write_text if stream else None)
     seconds = time.perf_counter() - start
     if stream:
         sys.stdout.write("\n")
     return output, seconds
 
 
-def write(index: int, token_ids: list[int], text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
 def one_line(output: RequestOutput, seconds: float) -> str:
+    """The figures of one answer."""
     tokens = output.metrics.completion_tokens
     per_pass = output.metrics.acceptance_length
     return f"{tokens} tokens, {tokens / seconds:.1f} tokens/s, {per_pass:.2f} tokens a forward"
 
 
 def compare(plain: Run, drafted: Run) -> DemoResult:
+    """The figures of both runs."""
     pairs = zip(plain.outputs, drafted.outputs, strict=True)
     return DemoResult(
         plain_tokens_per_s=round(plain.tokens_per_s, 2),
@@ -145,6 +153,7 @@ def compare(plain: Run, drafted: Run) -> DemoResult:
 
 
 def table(result: DemoResult) -> Table:
+    """The closing table."""
     columns = Table(box=None, padding=(0, 3, 0, 0), header_style="cyan")
     columns.add_column("")
     columns.add_column("plain", justify="right")

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 from rich.tree import Tree
 
 from jetspec.cli.common import (
-    DEFAULT_TARGET,
     BudgetOption,
-    ChatOption,
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
+    DraftOptions,
     JsonOption,
-    TargetOption,
+    ModelOptions,
+    PromptOptions,
+    TemperatureOption,
     decode,
-    load_pair,
     print_json,
     results,
+    takes_groups,
     token_text,
 )
 from jetspec.errors import JetSpecError
@@ -30,6 +28,7 @@ from jetspec.errors import JetSpecError
 if TYPE_CHECKING:
     from jetspec.engine import RoundRecord
     from jetspec.llm import LLM
+    from jetspec.sampling import SamplingParams
 
 
 class DraftTree(Tree):
@@ -40,7 +39,10 @@ class DraftTree(Tree):
 
 @dataclass
 class Node:
-    """One row of the tree. `probability` is the head's, given its parent; `path_probability` from the root on."""
+    """One row of the tree.
+
+    `probability` is the draft's for the token given its parent, `path_probability` that of the path from the root.
+    """
 
     row: int
     parent: int
@@ -51,21 +53,31 @@ class Node:
     accepted: bool
 
 
+@dataclass
+class Round:
+    """One round of an answer: the text before it, its tree, and the tokens it added. The last one is the bonus."""
+
+    number: int
+    answer_so_far: str
+    nodes: list[Node]
+    new_token_ids: list[int]
+
+
+@takes_groups
 def inspect(
+    draft: DraftOptions,
+    model: ModelOptions,
+    prompting: PromptOptions,
     prompt: Annotated[str, typer.Argument(help="The prompt.")],
-    target: TargetOption = DEFAULT_TARGET,
-    draft: DraftOption = None,
-    round_number: Annotated[int, typer.Option("--round", "-k", min=1, help="Which round of the answer to draw.")] = 1,
+    round_number: Annotated[int, typer.Option("--round", "-k", min=1, help="Round of the answer to draw.")] = 1,
     tree_budget: BudgetOption = 16,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy decoding.")] = 0.0,
+    temperature: TemperatureOption = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of a sampled answer.")] = 0,
-    chat: ChatOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Draw the draft tree of one round, with probabilities and the accepted path."""
-    model, head = load_pair(target, draft, device=device, dtype=dtype)
+    settings = draft.required_settings("inspect")
+    target = model.load()
     from jetspec.engine import Observer
     from jetspec.llm import LLM
     from jetspec.sampling import SamplingParams
@@ -76,38 +88,53 @@ def inspect(
         def round(self, record: RoundRecord) -> None:
             rounds.append(record)
 
-    llm = LLM(model, head, tree_budget=tree_budget, observer=Recorder())
-    [ids] = llm.encode_prompts([prompt], chat)
-    # Room for the wanted round even if all before it accept everything, and for its own whole depth.
-    max_tokens = 1 + (round_number + 1) * head.config.block_size
-    sequence = llm.engine.add("inspect", ids, SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens))
-    while llm.engine.has_work and len(rounds) < round_number:
+    llm = LLM(target, **settings, tree_budget=tree_budget, observer=Recorder())
+    [ids] = prompting.encode(llm, [prompt])
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=None)
+    found = run_to(round_number, llm, ids, params, rounds)
+    if json:
+        print_json(to_dict(found, llm))
+    else:
+        show(found, llm)
+
+
+def run_to(number: int, llm: LLM, ids: list[int], params: SamplingParams, rounds: list[RoundRecord]) -> Round:
+    """Answer a prompt up to the round of that number, which an observer of `llm` appends to `rounds`.
+
+    Raises:
+        JetSpecError: the answer ends before that round.
+    """
+    sequence = llm.engine.add("inspect", ids, params)
+    while llm.engine.has_work and len(rounds) < number:
         before = len(sequence.output_ids)
         llm.engine.step()
-    if len(rounds) < round_number:
-        raise JetSpecError(f"--round {round_number}: the answer ended after {len(rounds)} rounds")
+    if len(rounds) < number:
+        raise JetSpecError(f"--round {number}: the answer ended after {len(rounds)} rounds; name an earlier one")
     llm.engine.cancel("inspect")
     record = rounds[-1]
-    nodes = nodes_of(record, llm)
-    answer = decode(llm, sequence.output_ids[:before])
-    bonus = record.new_tokens[-1]
-    if json:
-        print_json(
-            {
-                "round": round_number,
-                "answer_so_far": answer,
-                "nodes": [asdict(node) for node in nodes],
-                "new_token_ids": record.new_tokens,
-                "bonus": {"token_id": bonus, "text": decode(llm, [bonus])},
-            }
-        )
-        return
-    header = Text(f"round {round_number}", style="bold")
-    header.append(f"  rows in: {len(nodes)}, tokens out: {len(record.new_tokens)}", style="not bold")
+    return Round(number, decode(llm, sequence.output_ids[:before]), nodes_of(record, llm), record.new_tokens)
+
+
+def to_dict(found: Round, llm: LLM) -> dict[str, Any]:
+    """A round as a JSON object."""
+    bonus = found.new_token_ids[-1]
+    return {
+        "round": found.number,
+        "answer_so_far": found.answer_so_far,
+        "nodes": [asdict(node) for node in found.nodes],
+        "new_token_ids": found.new_token_ids,
+        "bonus": {"token_id": bonus, "text": decode(llm, [bonus])},
+    }
+
+
+def show(found: Round, llm: LLM) -> None:
+    """Draw a round in the terminal."""
+    header = Text(f"round {found.number}", style="bold")
+    header.append(f"  rows in: {len(found.nodes)}, tokens out: {len(found.new_token_ids)}", style="not bold")
     results.print(header)
-    results.print(Text(f"answer so far: ...{answer[-60:]!r}", style="dim"))
-    results.print(draw(nodes))
-    results.print(Text.assemble("then the target's own ", (token_text(llm, bonus), "bold")))
+    results.print(Text(f"answer so far: ...{found.answer_so_far[-60:]!r}", style="dim"))
+    results.print(draw(found.nodes))
+    results.print(Text.assemble("then the target's own ", (token_text(llm, found.new_token_ids[-1]), "bold")))
 
 
 def nodes_of(record: RoundRecord, llm: LLM) -> list[Node]:
@@ -123,7 +150,7 @@ def nodes_of(record: RoundRecord, llm: LLM) -> list[Node]:
 
 
 def draw(nodes: list[Node]) -> Tree:
-    """The tree, root first; accepted rows are bold and marked."""
+    """The tree, root first. Accepted rows are bold and marked."""
     branches: list[Tree] = []
     for node in nodes:
         branch = DraftTree(label(node), guide_style="dim")
@@ -134,6 +161,7 @@ def draw(nodes: list[Node]) -> Tree:
 
 
 def label(node: Node) -> Text:
+    """The line of one row."""
     quoted = repr(node.text)
     text = Text(quoted, style="bold green" if node.accepted else "")
     if node.parent < 0:

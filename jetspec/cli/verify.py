@@ -1,4 +1,4 @@
-"""`jetspec verify`: proof of losslessness for the user's own target and head."""
+"""`jetspec verify`: checks that a draft does not change the output of the user's own target."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import typer
 from rich.table import Table
 
 from jetspec.cli.common import (
-    DEFAULT_TARGET,
-    BudgetOption,
-    ChatOption,
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
+    DraftOptions,
+    EngineOptions,
     JsonOption,
+    MaxTokensOption,
+    ModelOptions,
+    PromptOptions,
     PromptsOption,
-    TargetOption,
     decode,
     describe,
     fail,
-    load_pair,
     messages,
     print_json,
     results,
+    takes_groups,
     token_text,
 )
 from jetspec.prompts import PromptInput, read_prompts, shown
@@ -43,36 +41,41 @@ PROMPTS = (
 CONTEXT_SHOWN = 80
 
 
+MODEL = ModelOptions(dtype="float32")
+ENGINE = EngineOptions(tree_budget=16)
+
+
+@takes_groups
 def verify(
-    target: TargetOption = DEFAULT_TARGET,
-    draft: DraftOption = None,
+    draft: DraftOptions,
+    prompting: PromptOptions,
+    model: ModelOptions = MODEL,
+    engine: EngineOptions = ENGINE,
     prompts_file: PromptsOption = None,
-    tree_budget: BudgetOption = 16,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer compared.")] = 64,
+    max_tokens: MaxTokensOption = 64,
     samples: Annotated[int, typer.Option("--samples", min=100, help="Draws of the goodness-of-fit test.")] = 500,
     temperature: Annotated[float, typer.Option("--temperature", help="Temperature of the sampled checks.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="First seed of the sampled checks.")] = 0,
-    chat: ChatOption = None,
-    dtype: DtypeOption = "float32",
-    device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Prove that a head leaves a target's output as it is.
+    """Check that a draft does not change a target's output.
 
-    Greedy tokens and seeded samples must equal plain decoding, alone and in a batch; sampled tokens must
-    fit the target's own probabilities. The exit status is 0 only if every check passes.
+    Greedy tokens and seeded samples must equal plain decoding, one prompt at a time and in a batch. The distribution of
+    sampled tokens must fit the target's own probabilities. The exit status is 0 only if every check passes.
     """
+    settings = draft.required_settings("verify")
     texts: list[PromptInput] = [*PROMPTS] if prompts_file is None else read_prompts(prompts_file)
-    model, head = load_pair(target, draft, device=device, dtype=dtype)
+    target = model.load()
     from jetspec import verify as checks
     from jetspec.llm import LLM
 
-    plain, drafted = LLM(model), LLM(model, head, tree_budget=tree_budget)
+    plain = LLM(target, None, **engine.settings())
+    drafted = LLM(target, **settings, **engine.settings())
     with messages.status("") as status:
         report = checks.verify(
             plain,
             drafted,
-            plain.encode_prompts(texts, chat),
+            prompting.encode(plain, texts),
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,
@@ -82,10 +85,10 @@ def verify(
     if json:
         print_json(report.to_dict())
     else:
-        results.print(f"[bold]JetSpec verify[/]  {describe(plain)}, tree budget {tree_budget}", highlight=False)
+        results.print(f"[bold]JetSpec verify[/]  {describe(plain)}, tree budget {engine.tree_budget}", highlight=False)
         show(report, plain, texts)
     if not report.passed:
-        raise fail("the output is not the target's own")
+        raise fail("the draft changes the target's output")
 
 
 def show(report: Report, llm: LLM, prompts: Sequence[PromptInput]) -> None:
@@ -105,21 +108,23 @@ def show(report: Report, llm: LLM, prompts: Sequence[PromptInput]) -> None:
             show_difference(check.difference, llm, prompts)
     if not fit.passed:
         show_fit(fit, llm)
-    results.print(f"\n{report.acceptance_length:.2f} tokens a forward with the head", highlight=False)
+    results.print(f"\n{report.acceptance_length:.2f} tokens a forward with the draft", highlight=False)
 
 
 def verdict(passed: bool) -> str:
+    """A word for a table."""
     return "[green]same[/]" if passed else "[bold red]differs[/]"
 
 
 def show_difference(difference: Difference, llm: LLM, prompts: Sequence[PromptInput]) -> None:
+    """Print where a run left plain decoding, and how far apart the two tokens are."""
     context = decode(llm, difference.context)[-CONTEXT_SHOWN:]
     lines = [
         f"  prompt    {difference.prompt_index + 1}: {shown(prompts[difference.prompt_index])[:60]}",
         f"  position  {difference.position} of the answer",
         f"  context   ...{context!r}",
         f"  plain     {_token(llm, difference.expected)}",
-        f"  head      {_token(llm, difference.got)}",
+        f"  draft     {_token(llm, difference.got)}",
     ]
     if difference.logit_margin is not None:
         lines.append(f"  margin    {difference.logit_margin:.3g} between the target's logits of the two")
@@ -127,6 +132,7 @@ def show_difference(difference: Difference, llm: LLM, prompts: Sequence[PromptIn
 
 
 def show_fit(fit: FitCheck, llm: LLM) -> None:
+    """Print the failed test and the continuation that fits least."""
     start = " ".join(token_text(llm, t) for t in fit.worst_tokens) or "any other token"
     results.print(
         f"\n[bold]distribution[/]: chi-square {fit.statistic:.1f} with {fit.degrees} degrees of freedom, "

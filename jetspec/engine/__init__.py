@@ -10,11 +10,10 @@ from jetspec.engine.drafters import (
     ModelDrafter,
     NgramDrafter,
     head_drafter,
-    load_drafter,
 )
 from jetspec.engine.engine import Engine, StepOutput
 from jetspec.engine.observer import Committed, EngineStep, Observer, RoundRecord
-from jetspec.engine.sequence import RequestMetrics, Sequence
+from jetspec.engine.sequence import Sequence
 
 __all__ = [
     "Allocation",
@@ -31,12 +30,10 @@ __all__ = [
     "ModelDrafter",
     "NgramDrafter",
     "Observer",
-    "RequestMetrics",
     "Round",
     "RoundRecord",
     "Selection",
     "Sequence",
     "StepOutput",
     "head_drafter",
-    "load_drafter",
 ]

@@ -96,7 +96,8 @@ class AutoBudget(Budget):
 
     def _best_nodes(self, number: int, context: float) -> int:
         """Nodes for each of `number` sequences that pay best if drafts are worth what they were on average; 0: plain
-        decoding."""
+        decoding.
+        """
         gains = self.mean_gains()
         nodes = np.arange(len(gains) + 1)
         tokens = 1 + np.concatenate([[0.0], np.cumsum(gains)])

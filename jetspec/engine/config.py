@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import field_validator
@@ -52,8 +51,3 @@ class EngineConfig(Config):
         if isinstance(value, Budget) or value == "auto" or is_positive_integer(value):
             return value
         raise JetSpecError(f'tree_budget={value!r:.80}: must be an integer of at least 1, "auto", or a Budget')
-
-    @field_validator("target_layer_ids", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else value

@@ -11,8 +11,9 @@ import torch
 
 from jetspec.attention import KVCache
 from jetspec.attention.blocks import BlockManager
+from jetspec.clock import Clock
 from jetspec.engine.accept import accept, score_prompt
-from jetspec.engine.batch import Allocation, Clock, Round, ScheduledSequence, batch_of
+from jetspec.engine.batch import Allocation, Round, ScheduledSequence, batch_of
 from jetspec.engine.budget import AutoBudget, Budget, FixedBudget
 from jetspec.engine.config import EngineConfig
 from jetspec.engine.drafters import CommittedRows, Drafter, head_drafter
@@ -73,6 +74,8 @@ class Engine:
         self.config = config = EngineConfig(**options)
         if not isinstance(draft, DraftHead | Drafter | None):
             raise JetSpecError(f"draft={draft!r:.80}: must be a DraftHead, a Drafter, or None to decode plainly")
+        if not isinstance(observer, Observer | None):
+            raise JetSpecError(f"observer={observer!r:.80}: must be an Observer, or None to watch nothing")
         self.drafter: Drafter | None = head_drafter(draft) if isinstance(draft, DraftHead) else draft
         self.target = _prepared_target(target, config)
         num_blocks = config.num_blocks or _default_num_blocks(self.target, self.drafter, config)

@@ -105,7 +105,7 @@ class Scheduler:
                 # The last token always runs: its row chooses the next one.
                 sequence.num_cached = sequence.table.match_prefix(sequence.token_ids[:-1])
             # Room for the whole known text and one more token, so that admission does not cause a preemption at once.
-            missing = self.blocks.blocks_for(len(sequence.token_ids) + 1) - len(sequence.table.blocks)
+            missing = self.blocks.blocks_needed(len(sequence.token_ids) + 1) - len(sequence.table.blocks)
             if missing > self._unclaimed_blocks():
                 sequence.table.truncate(0)
                 sequence.num_cached = 0
@@ -116,7 +116,7 @@ class Scheduler:
 
     def _unclaimed_blocks(self) -> int:
         """Free blocks less those that the running prompts still need."""
-        missing = sum(self.blocks.blocks_for(len(s.token_ids) + 1) - len(s.table.blocks) for s in self.running)
+        missing = sum(self.blocks.blocks_needed(len(s.token_ids) + 1) - len(s.table.blocks) for s in self.running)
         return self.blocks.num_free - max(0, missing)
 
     def _reserve(self, sequence: Sequence, rows: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jetspec.attention import KVCache, RowBatch, row_attention
 from jetspec.attention.reference import attend
-from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens
+from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens, spoiled_before, zero_not_finite
 from jetspec.head.config import HeadConfig
 from jetspec.head.masks import block_mask
 
@@ -36,11 +36,13 @@ class AutoregressiveHead(DraftHead):
 
     @property
     def cache_bytes_per_token(self) -> int:
+        """Bytes that the head keeps for one committed token, its feature included."""
         return super().cache_bytes_per_token + self.config.hidden_size * self.dtype.itemsize
 
     def features(self, aux_hidden_states: Tensor) -> Tensor:
-        """Tapped hidden states [n, aux_layers * hidden] -> features [n, hidden]."""
-        return self.fc(aux_hidden_states.to(self.dtype))
+        """Aux hidden states [n, aux_layers * hidden] -> features [n, hidden]."""
+        features: Tensor = self.fc(aux_hidden_states.to(self.dtype))
+        return features
 
     @torch.inference_mode()
     def extend(
@@ -66,26 +68,34 @@ class AutoregressiveHead(DraftHead):
         features and embeds [S, W, hidden] are the two halves of the nodes' entries; parents [S, W] are places in the
         level before. A node sees the context before its root, the nodes on its path, and itself. Returns hidden states
         [S, W, hidden]: the features of the nodes' children and, through `norm`, what their tokens are predicted from.
+        They are NaN for nodes whose entries are not finite; other nodes are not touched by those.
         """
+        (features, spoiled_features), (embeds, spoiled_embeds) = zero_not_finite(features), zero_not_finite(embeds)
         sequences, width, _ = features.shape
         positions = paths.descend(parents)
         masks = {w: [paths.mask(s, positions[s], w) for s in range(sequences)] for w in set(self.config.windows)}
 
         def attend_paths(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            node_k, node_v = paths.add(layer, k.unflatten(0, (sequences, width)), v.unflatten(0, (sequences, width)))
+            node_k, node_v = paths.add(layer, *(x.view(sequences, width, *x.shape[1:]) for x in (k, v)))
             attended = []
-            for s, rows in enumerate(q.split(width)):
+            for s, rows in enumerate(torch.split(q, width)):
                 past_k, past_v = paths.context(layer, s)
                 keys, values = torch.cat((past_k, node_k[s])), torch.cat((past_v, node_v[s]))
                 attended.append(attend(rows, keys, values, masks[self.config.windows[layer]][s], self._scaling))
             return torch.cat(attended)
 
         x = self._entries(features, embeds).flatten(0, 1)
-        return self._decode(x, positions.flatten(), attend_paths).unflatten(0, (sequences, width))
+        hidden = self._decode(x, positions.flatten(), attend_paths).view(sequences, width, -1)
+        return hidden.masked_fill((spoiled_features | spoiled_embeds).unsqueeze(-1), float("nan"))
 
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+        """See `DraftHead.forward_text`."""
+        aux_hidden_states, spoiled = zero_not_finite(aux_hidden_states)
         features = self.features(aux_hidden_states)
-        embeds = embed(token_ids[1 : len(aux_hidden_states)]).to(self.dtype)
+        embeds, spoiled_embeds = zero_not_finite(embed(token_ids[1 : len(aux_hidden_states)]).to(self.dtype))
+        windows = [window for window in self.config.windows if window is not None]
+        reach = sum(windows) - len(windows) if len(windows) == len(self.layers) else None
+        lost = spoiled_before(spoiled[:-1] | spoiled_embeds, anchors - 1, reach)
         context = self._text_context(features[:-1], embeds)
         roots = (anchors - 1).unsqueeze(0)
         paths = Paths(
@@ -95,21 +105,24 @@ class AutoregressiveHead(DraftHead):
         )
         # Every block is a chain: its nodes are the true tokens, each the child of its own block's node before.
         parents = torch.arange(len(anchors), device=aux_hidden_states.device).unsqueeze(0)
-        hidden, steps = features[roots], []
+        hidden = features[roots].masked_fill(spoiled[roots].unsqueeze(-1), float("nan"))
+        steps = []
         for tokens in block_tokens(token_ids, anchors, self.config.block_size - 1).T:
             hidden = self.forward_level(hidden, embed(tokens).to(self.dtype).unsqueeze(0), paths, parents)
             steps.append(self.norm(hidden[0]))
-        return torch.stack(steps, dim=1)
+        return torch.stack(steps, dim=1).masked_fill(lost[:, None, None], float("nan"))
 
     @torch.no_grad()
     def read_last_aux_hidden_state(self) -> None:
+        """Set the weights before the layers so that these read the last of the aux hidden states, and no token."""
         super().read_last_aux_hidden_state()
         self.input_proj.weight[:, self.config.hidden_size :].copy_(torch.eye(self.config.hidden_size))
 
     def _entries(self, features: Tensor, embeds: Tensor) -> Tensor:
         """What the layers read: features and embeds [.., hidden] -> [.., hidden]."""
         halves = self.embed_norm(embeds.to(self.dtype)), self.hidden_norm(features)
-        return self.input_proj(torch.cat(halves, dim=-1))
+        entries: Tensor = self.input_proj(torch.cat(halves, dim=-1))
+        return entries
 
     def _text_context(self, features: Tensor, embeds: Tensor) -> list[KeysValues]:
         """Keys and values of the entries [n, hidden] of one text, layer by layer."""

@@ -1,4 +1,4 @@
-"""What every draft head is: decoder layers between the target's tapped hidden states and its lm_head."""
+"""What every draft head is: decoder layers between hidden states of the target's layers and its lm_head."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from jetspec.attention.cache import KVCache
+from jetspec.errors import JetSpecError
 from jetspec.head.config import HeadConfig
 from jetspec.head.layers import HeadLayer, Rotary
 
 if TYPE_CHECKING:
-    pass
+    from jetspec.models.target import Target
+
 
 KeysValues = tuple[Tensor, Tensor]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -36,10 +38,12 @@ class DraftHead(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
+        """The number type of the weights."""
         return self.fc.weight.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where the weights lie."""
         return self.fc.weight.device
 
     @property
@@ -54,25 +58,46 @@ class DraftHead(nn.Module, ABC):
         shape = (self.config.num_key_value_heads, self.config.head_dim)
         return KVCache([shape] * self.config.num_hidden_layers, num_blocks, block_size, self.dtype, self.device)
 
+    def validate_for(self, target: Target) -> None:
+        """Check that this head can draft for `target`.
+
+        Raises:
+            JetSpecError: its sizes or its device are other ones. The message names the field and the fix.
+        """
+        self.config.validate_for(target)
+        if self.device != target.device:
+            raise JetSpecError(
+                f"the draft head's device is {self.device}, the target's is {target.device}: load the head with "
+                f"load_head(..., device={str(target.device)!r}), or move it with head.to({str(target.device)!r})"
+            )
+
     @abstractmethod
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
-        """Drafts behind many anchors of one known text, differentiably; equal to what the head drafts in use.
+        """Draft behind many anchors of one known text, differentiably; equal to what the head drafts in use.
 
-        aux_hidden_states [n, aux_layers * hidden] are of its first positions, up to the last anchor at least; token_ids
-        [T] the whole text; anchors [A] positions of at least 1; embed the target's embedding. A draft sees those before
-        its anchor. Returns hidden states [A, block_size - 1, hidden], ready for the target's lm_head: the one at
-        (a, d - 1) predicts the token d places after anchor a. What is predicted from behind the text means nothing.
+        A draft depends on what lies before its anchor and on the anchor, so a state or embedding that is not finite
+        spoils the drafts that may see it and no others; those are NaN.
+
+        Args:
+            aux_hidden_states: [n, aux_layers * hidden], of the first n positions, up to the last anchor at least.
+            token_ids: [T], the whole text.
+            anchors: [A], positions of at least 1.
+            embed: the target's embedding.
+
+        Returns:
+            Hidden states [A, block_size - 1, hidden], ready for the target's lm_head: the one at (a, d - 1) predicts
+            the token d places after anchor a. What is predicted from behind the text means nothing.
         """
 
     @torch.no_grad()
     def read_last_aux_hidden_state(self) -> None:
-        """Set the weights before the layers so that these read the last tap as it is."""
+        """Set the weights before the layers so that these read the last of the aux hidden states as it is."""
         self.fc.weight.zero_()
         self.fc.weight[:, -self.config.hidden_size :].fill_diagonal_(1.0)
 
     @property
     def _scaling(self) -> float:
-        return self.config.head_dim**-0.5
+        return float(self.config.head_dim**-0.5)
 
     def _decode(
         self, x: Tensor, positions: Tensor, attend: Attend, layers: Iterable[HeadLayer] | None = None
@@ -85,6 +110,26 @@ class DraftHead(nn.Module, ABC):
             k, v = layer.self_attn.keys_values(y, rotation)
             x = layer.finish(x, attend(index, q, k, v))
         return x
+
+
+def zero_not_finite(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [.., width] with zeros in place of each row that holds NaN or infinity; and which rows [..] those are.
+
+    A weight of zero does not silence NaN, neither in attention nor in a gradient, so such rows must not enter them.
+    """
+    spoiled = ~rows.isfinite().all(dim=-1)
+    return rows.masked_fill(spoiled.unsqueeze(-1), 0.0), spoiled
+
+
+def spoiled_before(spoiled: Tensor, anchors: Tensor, reach: int | None) -> Tensor:
+    """Whether a block sees a spoiled row: spoiled [n], anchors [A] -> bool [A].
+
+    A block sees the rows before its anchor: all of them, or the last `reach`.
+    """
+    counts = nn.functional.pad(spoiled.cumsum(0), (1, 0))  # how many of the rows before a position
+    last = anchors.clamp(max=len(spoiled))
+    first = torch.zeros_like(anchors) if reach is None else (anchors - reach).clamp(min=0, max=len(spoiled))
+    return counts[last] > counts[first]
 
 
 def block_tokens(token_ids: Tensor, anchors: Tensor, length: int) -> Tensor:

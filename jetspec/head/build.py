@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from jetspec.errors import JetSpecError
 from jetspec.head.autoregressive import AutoregressiveHead
 from jetspec.head.base import DraftHead
-from jetspec.head.config import STATIC_ROPE_TYPES, HeadConfig
+from jetspec.head.config import HeadConfig
 from jetspec.head.parallel import ParallelHead
+from jetspec.head.rope import rope_like
 from jetspec.head.transition import Transition
-from jetspec.models.target import Target, default_target_layer_ids
+from jetspec.models.config_fields import config_field
+from jetspec.models.target import Target, decoder_layers, default_target_layer_ids
 
 #: The class of each kind of head.
 HEADS: dict[str, type[DraftHead]] = {"parallel": ParallelHead, "autoregressive": AutoregressiveHead}
@@ -31,7 +33,7 @@ def head_for_target(
     *,
     num_layers: int,
     block_size: int,
-    kind: str = "parallel",
+    kind: Literal["parallel", "autoregressive"] = "parallel",
     mask_token_id: int | None = None,
     num_aux_layers: int | None = None,
     target_layer_ids: Sequence[int] | None = None,
@@ -42,12 +44,26 @@ def head_for_target(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> DraftHead:
-    """A head that fits `target`, on its device.
+    """Make a fresh head that fits `target`, on its device.
 
-    Give `target_layer_ids`, or `num_aux_layers` for evenly spaced ones. `init="random"` draws matrices from N(0, 0.02);
-    `init="target"` then replaces them, wherever name and shape agree, by the weights of the target's last
-    `num_layers` layers, and starts with layers that read the last tap. Raises JetSpecError where the options do not
-    fit the target. `kind` is "parallel", which needs a `mask_token_id`, or "autoregressive".
+    Args:
+        target: the model that the head will draft for; it decides the sizes.
+        num_layers: decoder layers of the head.
+        block_size: tokens of a block, anchor included.
+        kind: "parallel", which needs a `mask_token_id`, or "autoregressive".
+        mask_token_id: the token that fills a block behind its anchor.
+        num_aux_layers: how many layers of the target to read, evenly spaced. Give this or `target_layer_ids`.
+        target_layer_ids: the layers of the target to read, counted from 0.
+        causal: whether a block position sees only those before it and itself.
+        shifted: whether block position d predicts the token d + 1 places after the anchor, not d places.
+        transition_size: width of the state that conditions a draft on its path; 0: none.
+        init: "random" draws matrices from N(0, 0.02). "target" then copies, wherever name and shape agree, the weights
+            of the target's last `num_layers` layers; the first layer reads the last of the aux hidden states.
+        seed: seeds the random weights.
+        dtype: number type of the head.
+
+    Raises:
+        JetSpecError: the options do not fit the target, or its config lacks a field that a head needs.
     """
     if init not in ("random", "target"):
         raise JetSpecError(f"init must be 'random' or 'target', got {init!r}")
@@ -57,7 +73,7 @@ def head_for_target(
         block_size=block_size,
         kind=kind,
         mask_token_id=mask_token_id,
-        target_layer_ids=_taps(target, num_aux_layers, target_layer_ids),
+        target_layer_ids=_target_layer_ids(target, num_aux_layers, target_layer_ids),
         causal=causal,
         shifted=shifted,
         transition_size=transition_size,
@@ -73,20 +89,24 @@ def head_for_target(
 
 @torch.no_grad()
 def copy_weights(head: DraftHead, trained: DraftHead) -> None:
-    """Start `head` as `trained`. Block size may differ, and `head` may have a transition, which stays fresh, where
-    `trained` has none.
+    """Start `head` with the weights of `trained`.
 
-    Raises JetSpecError where the two differ in anything else that changes what a weight means.
+    The block and vocabulary sizes may differ. `head` may have a transition where `trained` has none: its weights stay.
+
+    Raises:
+        JetSpecError: the two differ in anything else that changes what a weight means.
     """
-    for field in fields(HeadConfig):
-        ours, theirs = getattr(head.config, field.name), getattr(trained.config, field.name)
-        free = field.name == "block_size" or (field.name == "transition_size" and not theirs)
+    for name in HeadConfig.model_fields:
+        ours, theirs = getattr(head.config, name), getattr(trained.config, name)
+        free = name in ("block_size", "vocab_size") or (name == "transition_size" and not theirs)
         if ours != theirs and not free:
-            raise JetSpecError(f"init: the trained head's {field.name} is {theirs!r}, the new one's {ours!r}")
+            raise JetSpecError(f"init: the trained head's {name} is {theirs!r}, the new one's {ours!r}")
     head.load_state_dict(trained.state_dict(), strict=False)
 
 
-def _taps(target: Target, num_aux_layers: int | None, target_layer_ids: Sequence[int] | None) -> tuple[int, ...]:
+def _target_layer_ids(
+    target: Target, num_aux_layers: int | None, target_layer_ids: Sequence[int] | None
+) -> tuple[int, ...]:
     if target_layer_ids is not None and num_aux_layers is None:
         return tuple(target_layer_ids)
     if num_aux_layers is not None and target_layer_ids is None:
@@ -95,28 +115,21 @@ def _taps(target: Target, num_aux_layers: int | None, target_layer_ids: Sequence
 
 
 def _sizes(target: Target) -> dict[str, Any]:
-    config = target.config
+    """Fields of a head's configuration that follow the target; JetSpecError where its config lacks one of them."""
+    field = partial(config_field, target.config)
+    heads = field("num_attention_heads", "count")
     return {
         "hidden_size": target.hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "head_dim": getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_parameters": _rope(config.rope_parameters),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("num_key_value_heads", "count", heads),
+        "head_dim": field("head_dim", "count", target.hidden_size // heads),
+        "intermediate_size": field("intermediate_size", "count", 4 * target.hidden_size),
+        "rms_norm_eps": field("rms_norm_eps", "number", 1e-6),
+        "rope_parameters": rope_like(field("rope_parameters", "mapping", {})),
         "vocab_size": target.vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
+        "max_position_embeddings": field("max_position_embeddings", "count"),
         "num_target_layers": target.num_layers,
     }
-
-
-def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The target's rotary parameters; plain ones of the same base where a head cannot have the target's kind."""
-    parameters = parameters.get("full_attention", parameters)
-    kept = {key: value for key, value in parameters.items() if key != "partial_rotary_factor"}
-    if kept.get("rope_type") in STATIC_ROPE_TYPES:
-        return kept
-    return {"rope_type": "default", "rope_theta": kept["rope_theta"]}
 
 
 @torch.no_grad()
@@ -136,31 +149,32 @@ def _init_random(head: DraftHead, seed: int) -> None:
 
 @torch.no_grad()
 def _init_from_target(head: DraftHead, target: Target) -> None:
-    decoder = target.model.get_decoder()
+    decoder: Any = cast(Any, target.model).get_decoder()
     count = len(head.layers)
-    if count > len(decoder.layers):
-        raise JetSpecError(f"num_layers is {count}, but init='target' has only {len(decoder.layers)} layers to copy")
-    sources = list(decoder.layers)[-count:]
+    if count > target.num_layers:
+        raise JetSpecError(f"num_layers is {count}, but init='target' has only {target.num_layers} layers to copy")
+    sources = list(decoder_layers(decoder, target.num_layers))[-count:]
     if hasattr(sources[0], "pre_feedforward_layernorm") or not hasattr(sources[0], "input_layernorm"):
         raise JetSpecError(
             f"init='target' needs pre-norm layers like Llama's or Qwen3's; {type(sources[0]).__name__} "
             "places its norms elsewhere: use init='random'"
         )
-    for norm in (decoder.norm, sources[0].input_layernorm):
-        if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is not None:
+    for norm in (getattr(decoder, "norm", None), sources[0].input_layernorm):
+        if not _is_rms_norm(cast("nn.Module | None", norm)):
             raise JetSpecError(
-                f"init='target' needs norms with a weight and no bias, unlike {type(norm).__name__}: use init='random'"
+                f"init='target' needs RMS norms with a weight and no bias; {type(decoder).__name__} has other ones: "
+                "use init='random'"
             )
     for layer, source in zip(head.layers, sources, strict=True):
         _copy_layer(layer, source)
     _copy_if_equal_shape(head.norm.weight, _norm_scale(decoder.norm))
-    input_scales = torch.stack([_norm_scale(source.input_layernorm) for source in sources])
+    input_scales = torch.stack([_norm_scale(cast(Any, source).input_layernorm) for source in sources])
     head.hidden_norm.weight.copy_(input_scales.mean(0))
     head.read_last_aux_hidden_state()
 
 
-def _copy_layer(layer: nn.Module, source: nn.Module) -> None:
-    modules = dict(source.named_modules())
+def _copy_layer(layer: nn.Module, source: Any) -> None:
+    modules: dict[str, Any] = dict(source.named_modules())
     for name, module in layer.named_modules():
         other = modules.get(name)
         if other is None:
@@ -176,9 +190,17 @@ def _copy_if_equal_shape(weight: Tensor, source: Tensor) -> None:
         weight.copy_(source)
 
 
+def _is_rms_norm(norm: nn.Module | None) -> bool:
+    """Whether a norm divides by the root mean square and multiplies by a weight, and does nothing else."""
+    if norm is None or getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is not None:
+        return False
+    return bool(_norm_scale(norm).any())  # equal entries are all zero behind a norm that subtracts their mean
+
+
 def _norm_scale(norm: nn.Module) -> Tensor:
     """What a norm multiplies by, measured: some families store the scale itself, some the scale minus one."""
     weight = norm.weight
     assert isinstance(weight, Tensor)
     # Entries of one large size have that size as their root mean square, so eps drops out and the scale remains.
-    return norm(torch.full_like(weight, 1024.0)).float().cpu()
+    scale: Tensor = norm(torch.full_like(weight, 1024.0)).float().cpu()
+    return scale

@@ -63,15 +63,15 @@ class HeadAttention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def queries(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """[n, hidden] -> [n, heads, head_dim]"""
+        """Queries [n, heads, head_dim] of x [n, hidden]."""
         return rotate(self.q_norm(self._split(self.q_proj(x))), rotation)
 
     def keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """[n, hidden] -> keys and values, each [n, kv_heads, head_dim]"""
+        """Keys and values, each [n, kv_heads, head_dim], of x [n, hidden]."""
         return rotate(self.k_norm(self._split(self.k_proj(x))), rotation), self._split(self.v_proj(x))
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim))
+        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim)
 
 
 class HeadMLP(nn.Module):
@@ -84,7 +84,9 @@ class HeadMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        """The MLP of x [n, hidden]: [n, hidden]."""
+        output: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return output
 
 
 class HeadLayer(nn.Module):
@@ -100,4 +102,5 @@ class HeadLayer(nn.Module):
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Residual stream x [n, hidden] after attention output [n, heads, head_dim] and the MLP."""
         x = x + self.self_attn.o_proj(attended.flatten(1))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return output

@@ -11,7 +11,7 @@ from jetspec.attention.cache import KVCache
 from jetspec.attention.reference import attend
 from jetspec.attention.rows import slot_index
 from jetspec.errors import JetSpecError
-from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens
+from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens, spoiled_before, zero_not_finite
 from jetspec.head.config import HeadConfig
 from jetspec.head.masks import block_mask, context_mask
 from jetspec.head.transition import Transition
@@ -32,8 +32,9 @@ class ParallelHead(DraftHead):
         self.transition = Transition(config) if config.transition_size else None
 
     def context(self, aux_hidden_states: Tensor) -> Tensor:
-        """Tapped hidden states [n, aux_layers * hidden] -> fused context [n, hidden]."""
-        return self.hidden_norm(self.fc(aux_hidden_states.to(self.dtype)))
+        """Aux hidden states [n, aux_layers * hidden] -> fused context [n, hidden]."""
+        fused: Tensor = self.hidden_norm(self.fc(aux_hidden_states.to(self.dtype)))
+        return fused
 
     def context_kv(self, context: Tensor, positions: Tensor) -> list[KeysValues]:
         """Fused context [n, hidden] at positions [n] -> per layer, keys and values [n, kv_heads, head_dim]."""
@@ -69,77 +70,71 @@ class ParallelHead(DraftHead):
         slots = [slot_index(one, cache.device) for one in context_slots]
 
         def attend_context(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            blocks = zip(q.split(length), k.split(length), v.split(length), strict=True)
+            blocks = zip(*(torch.split(x, length) for x in (q, k, v)), strict=True)
             attended = []
             for sequence, (block_q, block_k, block_v) in enumerate(blocks):
                 past_k, past_v = cache.read(layer, slots[sequence])
                 mask = masks[self.config.windows[layer]][sequence]
                 keys, values = torch.cat((past_k, block_k)), torch.cat((past_v, block_v))
-                attended.append(attend(block_q, keys, values, mask, self._scaling, None, None))
+                attended.append(attend(block_q, keys, values, mask, self._scaling))
             return torch.cat(attended)
 
         return self._decode_blocks(embeds, positions, attend_context)
 
-    def forward_train(
-        self,
-        context: Tensor,
-        block_embeds: Tensor,
-        anchors: Tensor,
-        *,
-        lengths: Sequence[int] | None = None,
-        block_sequences: Tensor | None = None,
-    ) -> Tensor:
-        """Many blocks of known sequences at once, differentiably; equal to `forward_blocks`.
+    def forward_train(self, context: Tensor, block_embeds: Tensor, anchors: Tensor) -> Tensor:
+        """Draft many blocks of one known sequence at once, differentiably; equal to `forward_blocks`.
 
-        context [T, hidden] is the fused context of whole sequences laid end to end, of `lengths` rows each (None: one
-        sequence). block_embeds [A, B, hidden]; anchors [A] are positions in the sequences block_sequences [A] (needed
-        with several sequences). Block a sees the context before its anchor, in its own sequence only, and itself.
-        Returns hidden states [A, B, hidden]. Raises JetSpecError where the shapes do not fit together.
+        A block sees the context before its anchor, and itself.
+
+        Args:
+            context: [T, hidden], the fused context of the sequence.
+            block_embeds: [A, B, hidden].
+            anchors: [A], positions in the sequence.
+
+        Returns:
+            Hidden states [A, B, hidden].
+
+        Raises:
+            JetSpecError: there are not as many anchors as blocks.
         """
         blocks, length, _ = block_embeds.shape
-        lengths = [len(context)] if lengths is None else list(lengths)
-        if sum(lengths) != len(context):
-            raise JetSpecError(f"lengths add up to {sum(lengths)}, but the context has {len(context)} rows")
-        if block_sequences is None:
-            if len(lengths) > 1:
-                raise JetSpecError("block_sequences is needed where the context holds several sequences")
-            block_sequences = torch.zeros_like(anchors)
-        if len(anchors) != blocks or len(block_sequences) != blocks:
-            raise JetSpecError(
-                f"there are {blocks} blocks, {len(anchors)} anchors and {len(block_sequences)} block_sequences"
-            )
+        if len(anchors) != blocks:
+            raise JetSpecError(f"there are {blocks} blocks, but {len(anchors)} anchors")
         positions = anchors[:, None] + torch.arange(length, device=anchors.device)
-        context_positions = torch.cat([torch.arange(n, device=anchors.device) for n in lengths])
-        owners = torch.arange(len(lengths), device=anchors.device).repeat_interleave(
-            torch.tensor(lengths, device=anchors.device), output_size=len(context)
-        )
-        own = (owners == block_sequences[:, None])[:, None]
+        context_positions = torch.arange(len(context), device=anchors.device)
         past = self.context_kv(context, context_positions)
         # The rows of other blocks are masked, not skipped; small groups keep that waste below the context's own size.
         group = max(1, len(context) // length)
         masks = {
             window: [
-                torch.cat((context_mask(p, context_positions, window) & o, self._own_block_mask(p, window)), dim=-1)
-                for p, o in zip(positions.split(group), own.split(group), strict=True)
+                torch.cat((context_mask(p, context_positions, window), self._own_block_mask(p, window)), dim=-1)
+                for p in torch.split(positions, group)
             ]
             for window in set(self.config.windows)
         }
 
         def attend_context(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            rows = zip(*(x.split(group * length) for x in (q, k, v)), strict=True)
+            rows = zip(*(torch.split(x, group * length) for x in (q, k, v)), strict=True)
             attended = []
             for mask, (block_q, block_k, block_v) in zip(masks[self.config.windows[layer]], rows, strict=True):
                 keys, values = torch.cat((past[layer][0], block_k)), torch.cat((past[layer][1], block_v))
-                attended.append(attend(block_q, keys, values, mask.flatten(0, 1), self._scaling, None, None))
+                attended.append(attend(block_q, keys, values, mask.flatten(0, 1), self._scaling))
             return torch.cat(attended)
 
         return self._decode_blocks(block_embeds, positions, attend_context)
 
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
+        """See `DraftHead.forward_text`; with a transition some blocks are trained without it."""
         known = block_tokens(token_ids, anchors, self.config.block_size - 1)
         block = torch.full((len(anchors), self.config.block_size), self.mask_token_id, device=anchors.device)
         block[:, 0] = known[:, 0]
-        hidden = self.forward_train(self.context(aux_hidden_states), embed(block).to(self.dtype), anchors)[:, 1:]
+        aux_hidden_states, spoiled = zero_not_finite(aux_hidden_states)
+        embeds, spoiled_embeds = zero_not_finite(embed(block).to(self.dtype))
+        hidden = self.forward_train(self.context(aux_hidden_states), embeds, anchors)[:, 1:]
+        windows = [window for window in self.config.windows if window is not None]
+        reach = max(windows) - 1 if len(windows) == len(self.layers) else None
+        lost = spoiled_before(spoiled, anchors, reach) | spoiled_embeds.any(dim=-1)
+        hidden = hidden.masked_fill(lost[:, None, None], float("nan"))
         if self.transition is None:
             return hidden
         shift, _ = self.transition(embed(known))
@@ -147,17 +142,20 @@ class ParallelHead(DraftHead):
             # Drafting takes each depth's candidates from the layers alone, so these must stay good on their own.
             with_shift = torch.arange(len(anchors), device=anchors.device) % LAYERS_ALONE_EVERY != 0
             shift = shift * with_shift[:, None, None]
-        return hidden + shift.to(hidden.dtype)
+        drafts: Tensor = hidden + shift.to(hidden.dtype)
+        return drafts
 
     @property
     def mask_token_id(self) -> int:
+        """The token that fills a block behind its anchor."""
         assert self.config.mask_token_id is not None  # the configuration sees to it
         return self.config.mask_token_id
 
     def _decode_blocks(self, embeds: Tensor, positions: Tensor, attend_context: Attend) -> Tensor:
         """Run the layers over all block rows at once; `attend_context` is what differs between use and training."""
         x = self._decode(embeds.flatten(0, 1).to(self.dtype), positions.flatten(), attend_context)
-        return self.norm(x).view(embeds.shape).to(embeds.dtype)
+        hidden: Tensor = self.norm(x)
+        return hidden.view(embeds.shape).to(embeds.dtype)
 
     def _masks(self, positions: Tensor, context_slots: Sequence[Tensor], window: int | None) -> list[Tensor | None]:
         """For each sequence, bool [B, context + B], or None where every row sees everything."""
@@ -171,7 +169,7 @@ class ParallelHead(DraftHead):
         return [torch.cat((context, block), dim=-1) for context, block in zip(before, within, strict=True)]
 
     def _own_block_mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """positions [A, B] -> bool [A, B, A * B]: a row sees rows of its own block only."""
+        """Rows of its own block that a row sees, for positions [A, B]: bool [A, B, A * B]."""
         blocks, length = positions.shape
         same = torch.eye(blocks, dtype=torch.bool, device=positions.device)[:, None, :, None]
         within = block_mask(positions, self.config.causal, window)[:, :, None, :]

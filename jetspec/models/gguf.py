@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jetspec.errors import JetSpecError
+from jetspec.fingerprint import file_fingerprint
 
-CONVERSION_VERSION = 1
-HASHED_BYTES = 1 << 20
+#: Changes whenever the same file is converted into something else.
+CONVERSION_VERSION = "1"
 
 
 def default_cache_dir() -> Path:
@@ -30,7 +30,7 @@ def converted(gguf_file: Path, cache_dir: str | Path | None = None) -> Path:
     It is written under another name and renamed when complete, so a killed conversion leaves no half model.
     """
     parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    directory = parent / f"{gguf_file.stem}-{fingerprint(gguf_file)}"
+    directory = parent / f"{gguf_file.stem}-{file_fingerprint(gguf_file, salt=CONVERSION_VERSION)[:12]}"
     if directory.is_dir():
         return directory
     require_gguf_packages()
@@ -38,7 +38,7 @@ def converted(gguf_file: Path, cache_dir: str | Path | None = None) -> Path:
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
     try:
         convert_gguf(gguf_file, unfinished)
-        os.chmod(unfinished, 0o755)
+        unfinished.chmod(0o755)
         try:
             unfinished.rename(directory)
         except OSError:
@@ -47,17 +47,6 @@ def converted(gguf_file: Path, cache_dir: str | Path | None = None) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return directory
-
-
-def fingerprint(file: Path) -> str:
-    """Twelve hex digits from the file's size and both of its ends: enough to tell checkpoints apart, in no time."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(f"{CONVERSION_VERSION} {size}".encode())
-    with file.open("rb") as stream:
-        digest.update(stream.read(HASHED_BYTES))
-        stream.seek(max(0, size - HASHED_BYTES))
-        digest.update(stream.read(HASHED_BYTES))
-    return digest.hexdigest()[:12]
 
 
 def require_gguf_packages() -> None:
@@ -79,7 +68,7 @@ def convert_gguf(gguf_file: Path, directory: Path) -> None:
     for key in ("quantization_config", "_name_or_path"):
         settings.pop(key, None)
     with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(type(quantized.config).from_dict(settings))
+        plain = cast(Any, AutoModelForCausalLM).from_config(type(quantized.config).from_dict(settings))
     plain.load_state_dict(quantized.state_dict(), assign=True)
     plain.tie_weights()
     plain.generation_config = quantized.generation_config

@@ -7,8 +7,8 @@ itself; with a weight laid out beforehand sixteen rows take little longer than o
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 #: Rows the layout is chosen for: about those of a verify forward.
 _ROWS = 16
@@ -28,18 +28,19 @@ class _PackedForward:
         layer = self._layer
         weight = layer.weight
         if torch.compiler.is_compiling():  # the packed product is opaque to a compiler
-            return F.linear(x, weight, layer.bias)
+            return functional.linear(x, weight, layer.bias)
         dtype = packed_dtype(weight)
         if dtype is None or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-            return F.linear(x, weight, layer.bias)
+            return functional.linear(x, weight, layer.bias)
         if weight.dtype == torch.bfloat16 != dtype and x.numel() <= _FEW_ROWS * x.shape[-1]:
-            return F.linear(x, weight, layer.bias)
+            return functional.linear(x, weight, layer.bias)
         version = (weight.data_ptr(), weight._version)
         if version != self._version:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), _ROWS)
             self._version = version
         bias = None if layer.bias is None else layer.bias.to(dtype)
-        return torch.ops.mkldnn._linear_pointwise(x.to(dtype), self._packed, bias, "none", [], "").to(x.dtype)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(dtype), self._packed, bias, "none", [], "")
+        return product.to(x.dtype)
 
 
 def packed_dtype(weight: Tensor) -> torch.dtype | None:
@@ -48,7 +49,7 @@ def packed_dtype(weight: Tensor) -> torch.dtype | None:
     bfloat16 stays so on CPUs with instructions for it. Elsewhere products of many rows in half types are multiplied in
     float32, which is several times faster than the plain layer, and the output is rounded once.
     """
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16

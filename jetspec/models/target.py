@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jetspec.attention.batch_invariant import (
@@ -25,9 +25,10 @@ from jetspec.attention.batch_invariant import (
 )
 from jetspec.attention.cache import KVCache
 from jetspec.attention.interface import probe_layers, use_row_attention
-from jetspec.attention.reference import row_attention
+from jetspec.attention.reference import attend, attend_visible, row_attention
 from jetspec.attention.rows import RowBatch
 from jetspec.errors import JetSpecError
+from jetspec.models.config_fields import config_field
 
 
 class TargetOutput(NamedTuple):
@@ -50,20 +51,20 @@ class Target:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
         use_row_attention(model)
         check_causal_lm(model)
-        self.model = model.eval().requires_grad_(False)
+        self.model: PreTrainedModel = cast(Any, model).eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
         self.config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, model.dtype
-        self.hidden_size: int = self.config.hidden_size
-        self.num_layers: int = self.config.num_hidden_layers
+        self.hidden_size: int = config_field(self.config, "hidden_size", "count")
+        self.num_layers: int = config_field(self.config, "num_hidden_layers", "count")
         self._embedding = cast(Any, model.get_input_embeddings())
-        self._lm_head = cast(Any, model.get_output_embeddings())
+        self._lm_head = cast(Any, model).get_output_embeddings()
         self.vocab_size: int = self._lm_head.weight.shape[0]
         self.num_embeddings: int = self._embedding.weight.shape[0]
         self.max_context = context_limit(self.config)
         self.eos_token_ids = eos_token_ids(model, tokenizer)
-        self._decoder = model.get_decoder()
+        self._decoder: nn.Module = cast(Any, model).get_decoder()
         self._layers = decoder_layers(self._decoder, self.num_layers)
         self._attention = probe_layers(model, self.num_layers)
         self.tile_sizes: tuple[int, ...] = ()
@@ -141,28 +142,46 @@ class Target:
         target_layer_ids: Sequence[int] = (),
         final_hidden: bool = False,
     ) -> TargetOutput:
-        """Score new rows and store their K/V.
+        """Score new rows and store their keys and values.
 
-        logits_rows [k] int64 picks the rows whose logits are computed (None: all; may be empty). `target_layer_ids`
-        are 0-based decoder layers whose raw outputs are returned: that of layer l is transformers'
-        hidden_states[l + 1], except that transformers gives the last one after the final norm.
+        A row depends on the rows that it may attend to and on no others, also where those others are not finite.
 
-        Raises JetSpecError for an empty batch, an id outside the vocabulary, a position at or past max_context, and
-        unknown layers.
+        Args:
+            batch: the rows.
+            cache: where keys and values are; made by `new_cache`.
+            logits_rows: [k] int64, the rows whose logits are computed; None: all. It may be empty.
+            target_layer_ids: decoder layers, counted from 0, whose raw outputs are returned. That of layer l is
+                transformers' hidden_states[l + 1], except that transformers gives the last one after the final norm.
+            final_hidden: whether the output of the final norm is returned.
+
+        Raises:
+            JetSpecError: the batch is empty, an id lies outside the vocabulary, a position is at or past max_context,
+                or a layer is unknown.
         """
         target_layer_ids = self.validate_target_layer_ids(target_layer_ids)
         self._check_rows(batch)
         batch = batch.to(self.device)
-        watched = [self._layers[layer] for layer in target_layer_ids] + ([self._decoder] if final_hidden else [])
         if logits_rows is not None:
             logits_rows = logits_rows.to(self.device)
+        watched = [*(self._layers[layer] for layer in target_layer_ids), self._decoder]
+        logits, outputs = self._score(batch, cache, logits_rows, watched, finite=True)
+        # A masked key that is not finite spoils the rows that must not see it, and then their last hidden states show
+        # it. One look at those costs less than a look at the keys and values of every layer.
+        if any(segment.num_rows > 1 for segment in batch.segments) and not bool(outputs[-1].isfinite().all()):
+            logits, outputs = self._score(batch, cache, logits_rows, watched, finite=False)
+        hidden = outputs.pop()
+        states = torch.cat(outputs, dim=-1) if target_layer_ids else None
+        return TargetOutput(logits, states, hidden if final_hidden else None)
+
+    def _score(
+        self, batch: RowBatch, cache: KVCache, logits_rows: Tensor | None, watched: list[nn.Module], *, finite: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits and watched outputs; `finite=False` keeps rows apart that are not finite, and takes longer."""
         if self.tile_sizes:
-            logits, outputs = self._run_tiles(batch, cache, logits_rows, watched)
-        else:
-            attention = partial(row_attention, batch=batch, cache=cache)
-            logits, outputs = self._run(batch.token_ids, batch.positions, logits_rows, attention, watched)
-        hidden = outputs.pop() if final_hidden else None
-        return TargetOutput(logits, torch.cat(outputs, dim=-1) if target_layer_ids else None, hidden)
+            return self._run_tiles(batch, cache, logits_rows, watched, share_keys=finite)
+        kernel = attend if finite else attend_visible
+        attention = partial(row_attention, batch=batch, cache=cache, kernel=kernel)
+        return self._run(batch.token_ids, batch.positions, logits_rows, attention, watched)
 
     def _run(
         self, ids: Tensor, positions: Tensor, logits_rows: Tensor | None, attention: Any, watched: list[nn.Module]
@@ -179,7 +198,7 @@ class Target:
         return result.logits[0], [output[0] for output in outputs]
 
     def _run_tiles(
-        self, batch: RowBatch, cache: KVCache, logits_rows: Tensor | None, watched: list[nn.Module]
+        self, batch: RowBatch, cache: KVCache, logits_rows: Tensor | None, watched: list[nn.Module], share_keys: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """`_run` for a whole batch, in forwards of the tile sizes.
 
@@ -191,9 +210,10 @@ class Target:
         with row_independent(self.model):
             while start < len(batch):
                 size = next_tile(len(batch) - start, self.tile_sizes)
-                tile = RowTile(batch, start, min(start + size, len(batch)))
+                tile = RowTile(batch, start, min(start + size, len(batch)), share_keys=share_keys)
                 ids, positions = (
-                    F.pad(x[start : tile.stop], (0, size - len(tile))) for x in (batch.token_ids, batch.positions)
+                    functional.pad(x[start : tile.stop], (0, size - len(tile)))
+                    for x in (batch.token_ids, batch.positions)
                 )
                 chosen = ((wanted >= start) & (wanted < tile.stop)).nonzero().flatten()
                 # The output projection, too, runs on all rows of a tile or on none.
@@ -208,17 +228,26 @@ class Target:
         return torch.cat(logits)[order], [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids [..] -> embeddings [.., hidden_size], as the model's embedding module gives them."""
-        self._check_ids(ids)
-        return self._embedding(ids.to(self.device))
+        """Embeddings of ids [..]: [.., hidden_size], as the model's embedding module gives them.
+
+        Raises:
+            JetSpecError: an id on the CPU lies outside the embedding. Ids on an accelerator are not read, as that would
+                wait for it.
+        """
+        if ids.device.type == "cpu" and ids.numel():
+            self._check_id_range(int(ids.min()), int(ids.max()))
+        embeddings: Tensor = self._embedding(ids.to(self.device))
+        return embeddings
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """hidden [.., hidden_size] -> logits [.., vocab_size]: the plain output projection, no cap or scale."""
-        return self._lm_head(hidden)
+        """Logits [.., vocab_size] of hidden [.., hidden_size]: the plain output projection, no cap or scale."""
+        logits: Tensor = self._lm_head(hidden)
+        return logits
 
     def lm_head_rows(self, ids: Tensor) -> Tensor:
-        """ids [..] -> [.., hidden_size]: what `lm_head` multiplies a hidden state with for these tokens' logits."""
-        return self._lm_head.weight[ids]
+        """What `lm_head` multiplies a hidden state with for the logits of ids [..]: [.., hidden_size]."""
+        rows: Tensor = self._lm_head.weight[ids]
+        return rows
 
     def validate_target_layer_ids(self, target_layer_ids: Sequence[int]) -> tuple[int, ...]:
         """The layers as a tuple. Raises JetSpecError unless they are distinct layers of this model."""
@@ -235,17 +264,17 @@ class Target:
     def _check_rows(self, batch: RowBatch) -> None:
         if len(batch) == 0:
             raise JetSpecError("RowBatch is empty; a forward needs one row or more")
-        self._check_ids(batch.token_ids)
-        furthest = int(batch.positions.max())
-        if furthest >= self.max_context:
-            raise JetSpecError(f"position {furthest} is past the context limit of {self.name}, {self.max_context}")
-
-    def _check_ids(self, ids: Tensor) -> None:
-        limit = self.num_embeddings
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+        self._check_id_range(*batch.id_range)
+        if batch.max_position >= self.max_context:
             raise JetSpecError(
-                f"token ids {int(ids.min())}..{int(ids.max())} do not all lie in 0..{limit - 1}, "
-                f"the embedding of {self.name}; is this the tokenizer that belongs to the model?"
+                f"position {batch.max_position} is past the context limit of {self.name}, {self.max_context}"
+            )
+
+    def _check_id_range(self, first: int, last: int) -> None:
+        if first < 0 or last >= self.num_embeddings:
+            raise JetSpecError(
+                f"token ids {first}..{last} do not all lie in 0..{self.num_embeddings - 1}, the embedding of "
+                f"{self.name}; is this the tokenizer that belongs to the model?"
             )
 
 
@@ -258,7 +287,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_to
 
 
 def default_target_layer_ids(num_layers: int, n: int) -> list[int]:
-    """n layers spread evenly from 1 to num_layers - 3 (n = 1: the middle layer). JetSpecError where there are none."""
+    """Spread n layers evenly from 1 to num_layers - 3; one is the middle layer. JetSpecError if they do not fit."""
     if n == 1 and num_layers >= 1:
         return [num_layers // 2]
     first, last = 1, num_layers - 3
@@ -270,7 +299,7 @@ def default_target_layer_ids(num_layers: int, n: int) -> list[int]:
 def check_causal_lm(model: PreTrainedModel) -> None:
     """Raise JetSpecError unless the model has an output projection and can compute chosen logits only."""
     name = type(model).__name__
-    if model.get_output_embeddings() is None:
+    if cast(Any, model).get_output_embeddings() is None:
         raise JetSpecError(f"{name} has no lm_head; a target is a causal language model (a ...ForCausalLM class)")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise JetSpecError(f"{name}.forward takes no logits_to_keep; this model is not supported")
@@ -282,9 +311,7 @@ def context_limit(config: Any) -> int:
     LongRoPE rotates all keys anew once a sequence outgrows the original context, and would do so for every sequence
     of a batch, so such a model is held to its original context.
     """
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        raise JetSpecError(f"{type(config).__name__} has no max_position_embeddings; it must be set")
+    limit: int = config_field(config, "max_position_embeddings", "count")
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         if parameters.get("rope_type") == "longrope":
@@ -306,7 +333,9 @@ def decoder_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
     """The decoder's list of layers. JetSpecError where there is no single list of that length."""
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == num_layers]
     if len(lists) != 1:
-        raise JetSpecError(f"{type(decoder).__name__} has no single list of {num_layers} decoder layers to tap")
+        raise JetSpecError(
+            f"{type(decoder).__name__} has no single list of {num_layers} decoder layers; this model is not supported"
+        )
     return lists[0]
 
 
@@ -315,7 +344,7 @@ def captured_outputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
     """Collect the first output tensor of each module, in the order of `modules`, while the context is open."""
     outputs: list[Any] = [None] * len(modules)
 
-    def keep(index: int, module: nn.Module, args: Any, output: Any) -> None:
+    def keep(index: int, _module: nn.Module, _args: Any, output: Any) -> None:
         outputs[index] = output if isinstance(output, Tensor) else output[0]
 
     handles = [module.register_forward_hook(partial(keep, index)) for index, module in enumerate(modules)]

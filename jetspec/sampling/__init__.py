@@ -1,7 +1,7 @@
 """What a request asks of its tokens, and choosing them: parameters, processing, keyed sampling."""
 
 from jetspec.sampling.logprobs import Logprob, top_logprobs
-from jetspec.sampling.noise import child_seed, gumbel_noise
+from jetspec.sampling.noise import child_seed
 from jetspec.sampling.params import LogitsProcessor, SamplingParams
 from jetspec.sampling.processors import process
 from jetspec.sampling.sample import sample
@@ -18,7 +18,6 @@ __all__ = [
     "StructuredOutputsParams",
     "child_seed",
     "encode_bad_words",
-    "gumbel_noise",
     "new_grammar",
     "process",
     "sample",

@@ -19,11 +19,6 @@ _LN2 = math.log(2)
 _ATANH_TERMS = [1 / (2 * n + 1) for n in range(11)]
 
 
-def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise, float64, of the shape and on the device of token_ids (int64), the same bits everywhere."""
-    return gumbel_of(uniform(seed, position, token_ids))
-
-
 def uniform(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """Uniform numbers in (0, 1), float64: the odd multiples of 2^-53, so that neither border can occur."""
     key = _mix_int(_mix_int(seed + _GAMMA) + position * _GAMMA)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, SkipValidation, field_validator, model_validator
 from torch import Tensor
+from typing_extensions import Self
 
+from jetspec.config import Config, option
 from jetspec.errors import JetSpecError
 from jetspec.sampling.structured import StructuredOutputsParams
 
@@ -20,161 +23,209 @@ LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 GREEDY_BELOW = 1e-5
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to choose tokens and when to stop. Names and meanings follow vLLM.
+def _plain_integer(value: Any) -> Any:
+    return int(value) if _is_integer(value) else value
 
-    Args:
-        n: answers a prompt; the first one equals that of `n=1`.
-        temperature: 0 is greedy.
-        top_p: keep the most probable tokens that together reach this probability.
-        top_k: keep this many most probable tokens, and any as probable as the last of them; 0 or -1 keeps all.
-        min_p: drop tokens less probable than this share of the most probable one.
-        repetition_penalty: divides the positive logits of tokens in prompt or answer and multiplies the negative ones.
-        frequency_penalty: taken off a token's logit for every time the answer holds it.
-        presence_penalty: taken off a token's logit if the answer holds it.
-        seed: makes the answer reproducible; None takes noise nobody else uses.
-        stop: strings that end the answer.
-        stop_token_ids: tokens that end the answer.
-        bad_words: strings that the answer must not hold.
-        ignore_eos: run on past the target's end-of-text tokens.
-        max_tokens: tokens to generate at most; None allows what the context holds.
-        min_tokens: no end-of-text, stop token or stop string before this many tokens.
-        logprobs: report log probabilities of the chosen token and of this many most probable ones; -1: all tokens.
-        prompt_logprobs: the same for the prompt's tokens.
-        logit_bias: added to the logits of these tokens.
-        logits_processors: called in order with (ids so far [1, t], scores [1, V]), as transformers does.
-        skip_special_tokens: leave special tokens out of the text.
-        include_stop_str_in_output: keep the stop string that ended the answer in its text.
-        structured_outputs: the form the answer must have. The answer ends, with `finish_reason` "stop", where nothing
-            can follow, also with `ignore_eos`; one that must end before `min_tokens` fails.
+
+def _plain_number(value: Any) -> Any:
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
+
+
+#: Numbers as they are kept; numpy's are taken too.
+Integer = Annotated[int, BeforeValidator(_plain_integer)]
+Number = Annotated[float, BeforeValidator(_plain_number)]
+
+
+class SamplingParams(Config):
+    """How to choose tokens and when to stop. Names and meanings follow vLLM.
 
     Raises:
         JetSpecError: a value is out of range; the message names the field and the fix.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    seed: int | None = None
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: Mapping[int, float] | None = None
-    logits_processors: Sequence[LogitsProcessor] | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    structured_outputs: StructuredOutputsParams | None = None
+    n: Integer = option(1, ge=1, help="Answers to a prompt; the first one equals that of n=1.")
+    temperature: Number = option(
+        1.0, ge=0, allow_inf_nan=False, help="0 is greedy decoding.", fix="use 0 for greedy decoding"
+    )
+    top_p: Number = option(
+        1.0,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        help="Keep the most probable tokens that together reach this probability.",
+        fix="use 1 to keep all tokens",
+    )
+    top_k: Integer = option(
+        0,
+        ge=-1,
+        help="Keep this many most probable tokens, and any as probable as the last of them; 0 or -1 keeps all.",
+        fix="use 0 or -1 to keep all tokens",
+    )
+    min_p: Number = option(
+        0.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        help="Drop tokens less probable than this share of the most probable one.",
+        fix="use 0 to keep all tokens",
+    )
+    repetition_penalty: Number = option(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        help="Divides the positive logits of tokens in prompt or answer and multiplies the negative ones.",
+        fix="use 1 for none",
+    )
+    frequency_penalty: Number = option(
+        0.0,
+        ge=-2,
+        le=2,
+        allow_inf_nan=False,
+        help="Taken off a token's logit for every time the answer holds it.",
+        fix="use 0 for none",
+    )
+    presence_penalty: Number = option(
+        0.0,
+        ge=-2,
+        le=2,
+        allow_inf_nan=False,
+        help="Taken off a token's logit if the answer holds it.",
+        fix="use 0 for none",
+    )
+    seed: Integer | None = option(
+        None,
+        ge=-(2**63),
+        le=2**64 - 1,
+        help="Makes the answer reproducible; None takes noise that no other request uses.",
+        fix="use None for no seed",
+    )
+    stop: SkipValidation[str | Sequence[str] | None] = option(None, help="Strings that end the answer.")
+    stop_token_ids: SkipValidation[Sequence[int] | None] = option(None, help="Tokens that end the answer.")
+    bad_words: SkipValidation[Sequence[str] | None] = option(None, help="Strings that the answer must not hold.")
+    ignore_eos: bool = option(False, help="Run on past the target's end-of-text tokens.")
+    max_tokens: Integer | None = option(
+        16,
+        ge=1,
+        help="Tokens to generate at most; None allows what the context holds.",
+        fix="use None for as many as the context holds",
+    )
+    min_tokens: Integer = option(
+        0, ge=0, help="No end-of-text token, stop token or stop string before this many tokens."
+    )
+    logprobs: Integer | None = option(
+        None,
+        ge=-1,
+        help="Report log probabilities of the chosen token and of this many most probable ones; -1: all tokens.",
+        fix="use None for none, -1 for the whole vocabulary",
+    )
+    prompt_logprobs: Integer | None = option(
+        None,
+        ge=-1,
+        help="The same for the prompt's tokens.",
+        fix="use None for none, -1 for the whole vocabulary",
+    )
+    logit_bias: SkipValidation[Mapping[int, float] | None] = option(None, help="Added to the logits of these tokens.")
+    logits_processors: SkipValidation[Sequence[LogitsProcessor] | None] = option(
+        None, help="Called in order with (ids so far [1, t], scores [1, V]), as transformers does."
+    )
+    skip_special_tokens: bool = option(True, help="Leave special tokens out of the text.")
+    include_stop_str_in_output: bool = option(False, help="Keep the stop string that ended the answer in its text.")
+    structured_outputs: SkipValidation[StructuredOutputsParams | None] = option(
+        None,
+        help="The form that the answer must have. The answer ends, with finish_reason stop, where nothing can follow, "
+        "also with ignore_eos; one that must end before min_tokens fails.",
+    )
 
-    def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_lists()
-        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: Any) -> Any:
+        texts = () if value is None else (value,) if isinstance(value, str) else value
+        if not isinstance(texts, Sequence) or any(not isinstance(text, str) or not text for text in texts):
             raise JetSpecError(
-                f"structured_outputs={self.structured_outputs!r:.80}: must be StructuredOutputsParams, or None for none"
+                f"stop={value!r:.80}: must be a non-empty string or a list of them; use stop_token_ids for tokens"
             )
+        return value
+
+    @field_validator("stop_token_ids")
+    @classmethod
+    def _check_stop_token_ids(cls, value: Any) -> Any:
+        if value is not None and not _is_list_of(value, _is_id):
+            raise JetSpecError(f"stop_token_ids={value!r:.80}: must be a list of token ids; use stop for strings")
+        return value
+
+    @field_validator("bad_words")
+    @classmethod
+    def _check_bad_words(cls, value: Any) -> Any:
+        if value is not None and not _is_list_of(value, lambda word: isinstance(word, str) and bool(word.strip())):
+            raise JetSpecError(f"bad_words={value!r:.80}: must be a list of non-empty strings; leave empty ones out")
+        return value
+
+    @field_validator("logits_processors")
+    @classmethod
+    def _check_logits_processors(cls, value: Any) -> Any:
+        if value is not None and not _is_list_of(value, callable):
+            raise JetSpecError(
+                f"logits_processors={value!r:.80}: must be a list of callables (input_ids, scores) -> scores"
+            )
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_logit_bias(cls, value: Any) -> Any:
+        if value is None:
+            return value
+        if not isinstance(value, Mapping) or not all(map(_is_id, value)):
+            raise JetSpecError(f"logit_bias={value!r:.80}: must map token ids to numbers, as {{42: -100.0}}")
+        for token, bias in value.items():
+            # -inf bans a token; +inf would make the probabilities NaN.
+            if not isinstance(bias, Real) or isinstance(bias, bool) or math.isnan(bias) or bias == math.inf:
+                raise JetSpecError(
+                    f"logit_bias={{{token}: {bias!r}}}: must be a number; 100 forces a token, -100 bans it"
+                )
+        return value
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _check_structured_outputs(cls, value: Any) -> Any:
+        if not isinstance(value, StructuredOutputsParams | None):
+            raise JetSpecError(f"structured_outputs={value!r:.80}: must be StructuredOutputsParams, or None for none")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
         if self.greedy and self.n > 1:
             raise JetSpecError(f"n={self.n}: greedy answers are all the same; use n=1, or a temperature above 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise JetSpecError(
                 f"min_tokens={self.min_tokens}: must not exceed max_tokens={self.max_tokens}; raise max_tokens"
             )
+        return self
 
-    def _check_numbers(self) -> None:
-        self._integer("n", low=1)
-        self._number("temperature", low=0, fix="use 0 for greedy decoding")
-        self._number("top_p", low=0, high=1, fix="use 1 to keep all tokens")
-        if self.top_p == 0:
-            raise JetSpecError("top_p=0: must be above 0; use temperature=0 to always take the most probable token")
-        self._integer("top_k", low=-1, fix="use 0 or -1 to keep all tokens")
-        self._number("min_p", low=0, high=1, fix="use 0 to keep all tokens")
-        self._number("repetition_penalty", low=0, fix="use 1 for none")
-        if self.repetition_penalty == 0:
-            raise JetSpecError("repetition_penalty=0: must be above 0; use 1 for none")
-        self._number("frequency_penalty", low=-2, high=2, fix="use 0 for none")
-        self._number("presence_penalty", low=-2, high=2, fix="use 0 for none")
-        self._integer("seed", low=-(2**63), high=2**64 - 1, fix="use None for no seed", optional=True)
-        self._integer("max_tokens", low=1, fix="use None for as many as the context holds", optional=True)
-        self._integer("min_tokens", low=0)
-        for name in ("logprobs", "prompt_logprobs"):
-            self._integer(name, low=-1, fix="use None for none, -1 for the whole vocabulary", optional=True)
+    # Cached, since they are read for every token.
 
-    def _check_lists(self) -> None:
-        for name in ("stop", "stop_token_ids", "bad_words", "logits_processors"):
-            value = getattr(self, name)
-            is_list = isinstance(value, Sequence) and (name == "stop" or not isinstance(value, str))
-            if value is not None and not is_list:
-                raise JetSpecError(f"{name}={value!r}: must be a list; write [...] around a single one")
-        if any(not isinstance(text, str) or not text for text in self.stop_strings):
-            raise JetSpecError(f"stop={self.stop!r}: must be non-empty strings; use `stop_token_ids` for tokens")
-        if any(not _is_id(token) for token in self.stop_token_ids or ()):
-            raise JetSpecError(f"stop_token_ids={self.stop_token_ids!r}: must be token ids; use `stop` for strings")
-        if any(not isinstance(word, str) or not word.strip() for word in self.bad_words or ()):
-            raise JetSpecError(f"bad_words={self.bad_words!r}: must be non-empty strings; leave empty ones out")
-        if any(not callable(processor) for processor in self.logits_processors or ()):
-            raise JetSpecError(
-                f"logits_processors={self.logits_processors!r}: must be callables (input_ids, scores) -> scores"
-            )
-        if self.logit_bias is None:
-            return
-        if not isinstance(self.logit_bias, Mapping) or any(not _is_id(token) for token in self.logit_bias):
-            raise JetSpecError(f"logit_bias={self.logit_bias!r}: must map token ids to numbers, as {{42: -100.0}}")
-        for token, bias in self.logit_bias.items():
-            # -inf bans a token; +inf would make the probabilities NaN.
-            if not _is_number(bias) or math.isnan(bias) or bias == math.inf:
-                raise JetSpecError(
-                    f"logit_bias={{{token}: {bias!r}}}: must be a number; 100 forces a token, -100 bans it"
-                )
-
-    def _integer(
-        self, name: str, low: int, high: int | None = None, fix: str | None = None, optional: bool = False
-    ) -> None:
-        value = getattr(self, name)
-        if value is None and optional:
-            return
-        if not _is_integer(value) or value < low or (high is not None and value > high):
-            raise JetSpecError(_out_of_range(name, value, "an integer", low, high, fix))
-        object.__setattr__(self, name, int(value))  # of numpy's, too
-
-    def _number(self, name: str, low: float, high: float | None = None, fix: str | None = None) -> None:
-        value = getattr(self, name)
-        if not _is_number(value) or not math.isfinite(value) or value < low or (high is not None and value > high):
-            raise JetSpecError(_out_of_range(name, value, "a number", low, high, fix))
-        if not isinstance(value, int):
-            object.__setattr__(self, name, float(value))
-
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether each token is the argmax of its processed logits."""
         return self.temperature < GREEDY_BELOW
 
-    @property
+    @cached_property
     def has_processors(self) -> bool:
         """Whether anything other than the target's logits has a say in the argmax."""
         return self.has_penalties or any(
             (self.logit_bias, self.bad_words, self.min_tokens, self.structured_outputs, self.logits_processors)
         )
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
+        """Whether tokens of prompt or answer are penalized."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
-    @property
+    @cached_property
     def has_filters(self) -> bool:
         """Whether sampling leaves out improbable tokens."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    @property
+    @cached_property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whichever way it was given."""
         if self.stop is None:
@@ -182,15 +233,15 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises JetSpecError if `logit_bias` or `stop_token_ids` name tokens that a vocabulary of this size lacks."""
+        """Check that a vocabulary holds the tokens that `logit_bias` and `stop_token_ids` name.
+
+        Raises:
+            JetSpecError: one lies outside `vocab_size`.
+        """
         for name in ("logit_bias", "stop_token_ids"):
             bad = [token for token in getattr(self, name) or () if token >= vocab_size]
             if bad:
                 raise JetSpecError(f"{name} holds token ids {bad}: the target's ids are 0 .. {vocab_size - 1}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_integer(value: Any) -> bool:
@@ -201,6 +252,5 @@ def _is_id(value: Any) -> bool:
     return _is_integer(value) and value >= 0
 
 
-def _out_of_range(name: str, value: object, kind: str, low: float, high: float | None, fix: str | None) -> str:
-    bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-    return f"{name}={value!r}: must be {kind} {bounds}" + (f"; {fix}" if fix else "")
+def _is_list_of(value: Any, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(holds, value))

@@ -75,18 +75,18 @@ def penalize(scores: Tensor, params: SamplingParams, prompt_ids: Sequence[int], 
     """Repetition penalty over prompt and answer; frequency and presence penalties over the answer."""
     output = torch.tensor(output_ids, dtype=torch.int64, device=scores.device)
     if params.repetition_penalty != 1:
-        seen = torch.cat([torch.tensor(prompt_ids, dtype=torch.int64, device=scores.device), output]).unique()
+        seen = torch.cat([torch.tensor(prompt_ids, dtype=torch.int64, device=scores.device), output]).unique()  # type: ignore[no-untyped-call]
         old = scores[seen]
         penalty = params.repetition_penalty
         scores = scores.index_copy(0, seen, torch.where(old > 0, old / penalty, old * penalty))
     if len(output) and (params.frequency_penalty or params.presence_penalty):
-        tokens, counts = output.unique(return_counts=True)
+        tokens, counts = output.unique(return_counts=True)  # type: ignore[no-untyped-call]
         scores = scores.index_add(0, tokens, -(params.frequency_penalty * counts + params.presence_penalty))
     return scores
 
 
 def add_bias(scores: Tensor, bias: Mapping[int, float]) -> Tensor:
-    """scores [V] with `bias` added to the tokens it names."""
+    """Scores [V] with `bias` added to the tokens it names."""
     ids = torch.tensor(list(bias), device=scores.device)
     return scores.index_add(0, ids, torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device))
 

@@ -3,65 +3,86 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import torch
+from pydantic import SkipValidation, model_validator
 from torch import Tensor
+from typing_extensions import Self
 
+from jetspec.config import Config, option
 from jetspec.errors import JetSpecError
+
+#: Fields of `StructuredOutputsParams` that each say a form.
+FORMS = ("json", "regex", "choice", "grammar", "json_object")
+#: Compiled grammars that are kept: a call may hold as many prompts with a form of their own, and each is compiled once.
+KEPT_GRAMMARS = 1024
 
 _BITS = torch.arange(8, dtype=torch.uint8)
 
 
-@dataclass(frozen=True)
-class StructuredOutputsParams:
-    """What form an answer must have; exactly one of the first five is given. Names and meanings follow vLLM.
+with warnings.catch_warnings():
+    # vLLM's name for the field is that of an old method of pydantic's.
+    warnings.filterwarnings("ignore", message='Field name "json"')
 
-    Args:
-        json: a JSON schema, as a mapping or a string, or a class with `model_json_schema()` (a pydantic model).
-        regex: a regular expression, in the syntax of Rust's `regex`, that the whole answer matches.
-        choice: the possible answers.
-        grammar: a context-free grammar in Lark or GBNF syntax.
-        json_object: any JSON object.
-        disable_any_whitespace: no whitespace between JSON tokens; needs `json` or `json_object`.
+    class StructuredOutputsParams(Config):
+        """The form an answer must have. Names and meanings follow vLLM.
 
-    Raises:
-        JetSpecError: none or several are given, or one has the wrong type.
-    """
+        Exactly one of `json`, `regex`, `choice`, `grammar` and `json_object` is given.
 
-    json: Mapping[str, Any] | str | type | None = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
-    json_object: bool = False
-    disable_any_whitespace: bool = False
+        Raises:
+            JetSpecError: none or several are given, or one has the wrong type.
+        """
 
-    def __post_init__(self) -> None:
-        forms = [f.name for f in fields(self)[:5]]
-        given = [name for name in forms if getattr(self, name) is not (False if name == "json_object" else None)]
-        if len(given) != 1:
-            raise JetSpecError(f"structured_outputs: give exactly one of {', '.join(forms)}, got {given or 'none'}")
-        for name in ("json_object", "disable_any_whitespace"):
-            if not isinstance(getattr(self, name), bool):
-                raise JetSpecError(f"structured_outputs.{name}={getattr(self, name)!r}: must be True or False")
-        for name in ("regex", "grammar"):
-            text = getattr(self, name)
-            if text is not None and (not isinstance(text, str) or not text):
-                raise JetSpecError(f"structured_outputs.{name}={text!r}: must be a non-empty string")
-        if self.choice is not None and (
-            isinstance(self.choice, str)
-            or not isinstance(self.choice, Sequence)
-            or not self.choice
-            or any(not isinstance(text, str) or not text for text in self.choice)
-        ):
-            raise JetSpecError(f"structured_outputs.choice={self.choice!r}: must be a list of non-empty strings")
-        if self.json is not None:
-            _schema(self.json)
-        if self.disable_any_whitespace and given[0] not in ("json", "json_object"):
-            raise JetSpecError("structured_outputs.disable_any_whitespace: needs json or json_object; leave it out")
+        json: SkipValidation[Mapping[str, Any] | str | type | None] = option(  # type: ignore[assignment]
+            None, help="A JSON schema, as a mapping or a text, or a class with model_json_schema() (a pydantic model)."
+        )
+        regex: SkipValidation[str | None] = option(
+            None, help="A regular expression, in the syntax of Rust's regex, that the whole answer matches."
+        )
+        choice: SkipValidation[Sequence[str] | None] = option(None, help="The possible answers.")
+        grammar: SkipValidation[str | None] = option(None, help="A context-free grammar in Lark or GBNF syntax.")
+        json_object: SkipValidation[bool] = option(False, help="Any JSON object.")
+        disable_any_whitespace: SkipValidation[bool] = option(
+            False, help="No whitespace between JSON tokens; needs json or json_object."
+        )
+
+        @model_validator(mode="after")
+        def _check(self) -> Self:
+            _check_form(self)
+            return self
+
+        @cached_property
+        def source(self) -> str:
+            """The grammar in the format of llguidance. JetSpecError if it is invalid or the library is missing."""
+            return _source(self)
+
+
+def _check_form(params: StructuredOutputsParams) -> None:
+    given = [name for name in FORMS if getattr(params, name) is not (False if name == "json_object" else None)]
+    if len(given) != 1:
+        raise JetSpecError(f"structured_outputs: give exactly one of {', '.join(FORMS)}, got {given or 'none'}")
+    for name in ("json_object", "disable_any_whitespace"):
+        if not isinstance(getattr(params, name), bool):
+            raise JetSpecError(f"structured_outputs.{name}={getattr(params, name)!r}: must be True or False")
+    for name in ("regex", "grammar"):
+        text = getattr(params, name)
+        if text is not None and (not isinstance(text, str) or not text):
+            raise JetSpecError(f"structured_outputs.{name}={text!r}: must be a non-empty string")
+    if params.choice is not None and (
+        isinstance(params.choice, str)
+        or not isinstance(params.choice, Sequence)
+        or not params.choice
+        or any(not isinstance(text, str) or not text for text in params.choice)
+    ):
+        raise JetSpecError(f"structured_outputs.choice={params.choice!r}: must be a list of non-empty strings")
+    if params.json is not None:
+        _schema(params.json)
+    if params.disable_any_whitespace and given[0] not in ("json", "json_object"):
+        raise JetSpecError("structured_outputs.disable_any_whitespace: needs json or json_object; leave it out")
 
 
 class Grammar:
@@ -73,7 +94,7 @@ class Grammar:
     @property
     def complete(self) -> bool:
         """Whether nothing can follow the tokens so far."""
-        return self._matcher.is_stopped()
+        return bool(self._matcher.is_stopped())
 
     def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
         """Which tokens may come next, [vocab_size] bool; an end-of-text token where the answer may end.
@@ -105,10 +126,10 @@ def new_grammar(tokenizer: Any, eos_token_ids: Collection[int], params: Structur
     """
     if tokenizer is None:
         raise JetSpecError("structured_outputs needs a tokenizer: this target has none")
-    return Grammar(_compile(tokenizer, frozenset(eos_token_ids), _source(params)).deep_copy())
+    return Grammar(_compile(tokenizer, frozenset(eos_token_ids), params.source).deep_copy())
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=KEPT_GRAMMARS)
 def _compile(tokenizer: Any, eos_token_ids: frozenset[int], source: str) -> Any:
     matcher = _llguidance().LLMatcher(_bridge(tokenizer, eos_token_ids), source, log_level=0)
     if matcher.is_error():
@@ -136,14 +157,14 @@ def _source(params: StructuredOutputsParams) -> str:
     library = _llguidance()
     try:
         if params.regex is not None:
-            return library.grammar_from("regex", params.regex)
+            return cast(str, library.grammar_from("regex", params.regex))
         if params.choice is not None:
-            return library.grammar_from("choice", json.dumps(list(params.choice)))
+            return cast(str, library.grammar_from("choice", json.dumps(list(params.choice))))
         if params.grammar is not None:
-            return library.grammar_from("grammar", params.grammar)
+            return cast(str, library.grammar_from("grammar", params.grammar))
         schema = {"type": "object"} if params.json is None else _schema(params.json)
         options = {"whitespace_flexible": not params.disable_any_whitespace}
-        return library.LLMatcher.grammar_from_json_schema(json.dumps(dict(schema)), defaults=options)
+        return cast(str, library.LLMatcher.grammar_from_json_schema(json.dumps(dict(schema)), defaults=options))
     except (ValueError, TypeError) as error:
         raise JetSpecError(f"structured_outputs: {error}") from None
 
@@ -166,7 +187,7 @@ def _schema(schema: Any) -> Mapping[str, Any]:
 
 def _reason(matcher: Any) -> str:
     """What the library says is wrong, without its dump of the parser."""
-    return matcher.get_error().partition("<state>")[0].strip()
+    return str(matcher.get_error()).partition("<state>")[0].strip()
 
 
 def _llguidance() -> Any:

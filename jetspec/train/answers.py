@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,18 +13,13 @@ import torch
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError
+from jetspec.fingerprint import fingerprint
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 from jetspec.train.prompts import Answer, Ask
 
 #: Told (done, in all, tokens written since the work began).
 OnProgress = Callable[[int, int, int], None]
-
-
-def digest(*parts: Any) -> str:
-    """A name for a request: equal where all JSON values of ``parts`` are."""
-    data = json.dumps(parts, sort_keys=True).encode()
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 class AnswerStore:
@@ -45,13 +39,11 @@ class AnswerStore:
             with path.open("r+b") as file:
                 file.truncate(whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
-            try:
-                record = json.loads(line)
-                self.known[record.pop("key")] = _from_record(record)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise JetSpecError(f"{path}, line {number}: not an answer ({error}); remove the file") from error
+            key, answer = _from_line(line, f"{path}, line {number}")
+            self.known[key] = answer
 
     def put(self, key: str, answer: Answer | JetSpecError) -> None:
+        """Store an answer, or the error that stands for it."""
         self.known[key] = answer
         with self._path.open("ab") as file:
             file.write(json.dumps({"key": key, **_to_record(answer)}).encode() + b"\n")
@@ -59,7 +51,11 @@ class AnswerStore:
 
 @dataclass(frozen=True)
 class EngineAnswers:
-    """Answers of ``target`` itself. Each is sampled by a seed of its own, so it does not depend on the others."""
+    """Answers of ``target`` itself. Each is sampled with its own seed, so it does not depend on the others.
+
+    Raises:
+        JetSpecError: (when called) a prompt does not fit the target, or the target's logits are not finite.
+    """
 
     target: Target
     store: AnswerStore
@@ -72,12 +68,13 @@ class EngineAnswers:
     sampling: dict[str, Any] = field(default_factory=dict)  # other fields of SamplingParams
 
     def __call__(self, asks: list[Ask]) -> list[Answer | JetSpecError]:
+        """An answer for each of ``asks``, in order."""
         return self.write([(ask.token_ids, 0) for ask in asks])
 
     def write(self, requests: list[tuple[tuple[int, ...], int]]) -> list[Answer | JetSpecError]:
-        """An answer a request (prompt, number): requests of one prompt and other numbers get other answers."""
+        """An answer for each request (prompt, number). The same prompt with another number gets another answer."""
         settings = (self.target_name, self.max_tokens, self.temperature, self.seed, self.sampling)
-        keys = [digest(*settings, *request) for request in requests]
+        keys = [fingerprint(*settings, *request) for request in requests]
         missing = {k: ids for k, (ids, _) in zip(keys, requests, strict=True) if k not in self.store.known}
         tokens, done = 0, len(keys) - len(missing)
         for key, sequence in self._decode(missing):
@@ -117,7 +114,12 @@ def _to_record(answer: Answer | JetSpecError) -> dict[str, Any]:
     return {"text": answer.text, "token_ids": answer.token_ids, "finished": answer.finished}
 
 
-def _from_record(record: dict[str, Any]) -> Answer | JetSpecError:
-    if "error" in record:
-        return JetSpecError(record["error"])
-    return Answer(record["text"], tuple(record["token_ids"]), record["finished"])
+def _from_line(line: bytes, where: str) -> tuple[str, Answer | JetSpecError]:
+    try:
+        record = json.loads(line)
+        key = record["key"]
+        if "error" in record:
+            return key, JetSpecError(record["error"])
+        return key, Answer(record["text"], tuple(record["token_ids"]), record["finished"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise JetSpecError(f"{where}: not an answer ({error}); remove the file") from error

@@ -28,8 +28,8 @@ class Blocks:
 
 def keyed_generator(*key: int | str) -> torch.Generator:
     """A CPU generator that depends on ``key`` alone, on every machine."""
-    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    data = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(data, "little") >> 1)
 
 
 def anchor_range(length: int, loss_start: int) -> range:

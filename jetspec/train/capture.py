@@ -1,14 +1,13 @@
-"""Capture: the target answers the prompts, and what the draft head will see of it is stored.
+"""Capture: the target answers the prompts, and the hidden states that the draft head reads are stored.
 
-Prompts are taken ``shard_sequences`` at a time; a shard is written when all of its sequences are finished, so memory
-holds one shard at most and a killed capture goes on after the last whole shard. A shard's content depends on its
-prompts alone, not on where the capture was interrupted or which process wrote it. A shard is there when its index is:
-``shard-00000.json`` beside ``shard-00000.safetensors``.
+Prompts are taken ``shard_sequences`` at a time. A shard is written when all of its sequences are finished, so memory
+holds at most one shard, and a killed capture resumes after the last whole shard. A shard's content depends on its
+prompts alone, not on where the capture was interrupted or which process wrote it. A shard is complete when its index
+exists: ``shard-00000.json`` beside ``shard-00000.safetensors``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import defaultdict
@@ -23,11 +22,11 @@ from torch import Tensor
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.engine import Committed, Engine, Observer
 from jetspec.errors import JetSpecError
-from jetspec.fingerprint import weights_fingerprint
+from jetspec.files import write_atomically
+from jetspec.fingerprint import fingerprint, weights_fingerprint
 from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 from jetspec.train.dataset import find_non_finite
-from jetspec.train.files import write_atomically
 from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt
 
@@ -37,7 +36,7 @@ FIX = "; check the target's weights, or run it in another number type with targe
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """What decides the content of a capture, beside target and prompts."""
+    """The settings on which the content of a capture depends, beside target and prompts."""
 
     target_layer_ids: tuple[int, ...]
     max_tokens: int = 256
@@ -56,9 +55,9 @@ def capture(
     on_progress: Callable[[int, int, int], None] | None = None,
     processes: Processes | None = None,
 ) -> None:
-    """Fill ``folder`` with the shards of ``prompts``, going on where an earlier call stopped.
+    """Fill ``folder`` with the shards of ``prompts``. Shards that an earlier call wrote are kept.
 
-    Several ``processes`` share out the shards; all return when all shards are there.
+    Several ``processes`` share the shards; all return when all shards exist.
     ``on_progress`` is called with (sequences done, sequences in all, tokens written by this call).
 
     Raises:
@@ -218,7 +217,7 @@ def _check_prompts(target: Target, prompts: Sequence[Prompt]) -> None:
 
 
 def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> None:
-    """Let the folder say what it holds, or check that it is ``wanted``."""
+    """Write into the folder what it holds, or check that it holds what is ``wanted``."""
     path = folder / INDEX
     if processes.is_main and not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,13 +232,9 @@ def _open_folder(folder: Path, wanted: dict[str, str], processes: Processes) -> 
 
 
 def _fingerprint(target: Target, prompts: Sequence[Prompt], settings: CaptureSettings) -> dict[str, str]:
-    """What a capture depends on, by name: digests of the target and the prompts, and the settings themselves."""
+    """What a capture depends on, by name: fingerprints of the target and the prompts, and the settings themselves."""
     return {
         "target": weights_fingerprint(target.model),
-        "prompts": _digest(repr([(p.token_ids, p.response_ids) for p in prompts]).encode()),
+        "prompts": fingerprint([(p.token_ids, p.response_ids) for p in prompts]),
         **{name: repr(value) for name, value in vars(settings).items()},
     }
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -21,13 +21,6 @@ def model_card(
     tokens: int,
 ) -> str:
     """Markdown: what the head is for, its data, its recipe, what was measured."""
-    prompts = None if config.prompts is None else str(config.prompts)
-    if prompts is not None and not prompts.startswith("hub:"):
-        prompts = Path(prompts).name
-    source = " and ".join(
-        ([f"`{prompts}`"] if prompts is not None else [])
-        + ([f"{config.self_prompts} user turns that the target wrote"] if config.self_prompts else [])
-    )
     sampling = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
     precision = "" if config.precision == "float32" else f" Arithmetic in {config.precision}, weights in float32."
     vocabulary = "over the whole vocabulary"
@@ -35,18 +28,6 @@ def model_card(
         vocabulary = f"over the tokens of the training text and {config.negatives} random others a step"
     starts = {"target": "the target's last layers", "random": "random"}
     start = starts.get(config.init, f"those of the head `{config.init}`")
-    weighting = "the head's own probability of getting there"
-    if config.weighting == "decay":
-        weighting = f"exp(-(d - 1) / {config.depth_gamma:g})"
-    layers = ", ".join(map(str, head.target_layer_ids))
-    if head.kind == "parallel":
-        kind = f"{'causal' if head.causal else 'bidirectional'} blocks of\n{head.block_size} tokens (anchor included)"
-        layers += f" (0-based), mask token id {head.mask_token_id}"
-        if head.transition_size:
-            layers += f". A transition of {head.transition_size} numbers conditions a draft on its path"
-    else:
-        kind = f"autoregressive,\n{head.block_size - 1} tokens ahead"
-        layers += " (0-based)"
     return f"""---
 license: {config.license}
 tags: [speculative-decoding, jetspec, draft-head]
@@ -65,29 +46,63 @@ llm = LLM("{config.target}", draft="path/to/this/directory")
 
 ## Head
 
-{head.num_hidden_layers} layers, {parameters / 1e6:.1f} M parameters in {config.dtype}, {kind}, target layers {layers}.
+{head.num_hidden_layers} layers, {parameters / 1e6:.1f} M parameters in {config.dtype}, {_kind(head)}.
 
 ## Data
 
-{sequences} prompts of {source} with the target's answers ({sampling}, or as the file gives them, up to
+{sequences} prompts of {_source(config)} with the target's answers ({sampling}, or as the file gives them, up to
 {config.max_tokens} tokens): {tokens} tokens. {config.eval_prompts} other prompts were held out.
 
 ## Recipe
 
 Forward KL from the target's next-token distribution to the head's, {vocabulary}, depth d weighing
-{weighting}. AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
+{_weighting(config)}. AdamW (0.9, 0.95), learning rate {config.learning_rate:g} with
 {config.warmup:.0%} warm-up and a cosine to {config.min_learning_rate:.0%}, weight decay {config.weight_decay:g},
 gradients clipped at {config.max_grad_norm:g}, about {config.blocks_per_step} blocks a step, at most
 {config.blocks_per_sequence} of a sequence. {progress.step} of {num_steps} steps in
 {progress.train_seconds / 60:.0f} minutes; seed {config.seed}. Initial weights: {start}. Last loss
 {progress.last_loss:.3f}.{precision}
 
-    {config.replace(prompts=prompts, output="DIR").command()}
+    {config.replace(prompts=_prompts_name(config), output="DIR").command()}
 
 ## Measured
 
 These are the weights after step {exported_step}. {_measured(config, progress, exported_step)}
 """
+
+
+def _weighting(config: TrainConfig) -> str:
+    """What a depth's loss is multiplied with, in words."""
+    if config.weighting == "decay":
+        return f"exp(-(d - 1) / {config.depth_gamma:g})"
+    return "the head's own probability of getting there"
+
+
+def _prompts_name(config: TrainConfig) -> str | None:
+    """The prompts' name without the folders of this machine."""
+    prompts = None if config.prompts is None else str(config.prompts)
+    return prompts if prompts is None or prompts.startswith("hub:") else Path(prompts).name
+
+
+def _source(config: TrainConfig) -> str:
+    """Where the prompts are from, in words."""
+    name = _prompts_name(config)
+    sources = [] if name is None else [f"`{name}`"]
+    if config.self_prompts:
+        sources.append(f"{config.self_prompts} user turns that the target wrote")
+    return " and ".join(sources)
+
+
+def _kind(head: HeadConfig) -> str:
+    """The kind of head and the target layers that it reads, in words."""
+    layers = f"target layers {', '.join(map(str, head.target_layer_ids))} (0-based)"
+    if head.kind != "parallel":
+        return f"autoregressive,\n{head.block_size - 1} tokens ahead, {layers}"
+    kind = "causal" if head.causal else "bidirectional"
+    text = f"{kind} blocks of\n{head.block_size} tokens (anchor included), {layers}, mask token id {head.mask_token_id}"
+    if head.transition_size:
+        text += f". A transition of {head.transition_size} numbers conditions a draft on its path"
+    return text
 
 
 def _measured(config: TrainConfig, progress: Progress, exported_step: int) -> str:

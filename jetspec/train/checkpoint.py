@@ -1,4 +1,4 @@
-"""What a training run needs to go on exactly where it was.
+"""Checkpoints: the state from which a run resumes exactly where it stopped.
 
 Data order, anchors, negatives and learning rate are functions of the step's number, so there is no random state:
 weights, optimizer and counters are all. They do not depend on the number of processes.
@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from jetspec.files import atomic_file, write_atomically
 from jetspec.train.config import TrainConfig, check_same_run
 from jetspec.train.evaluate import Measurement
-from jetspec.train.files import atomic_file, write_atomically
 
 FOLDER = "checkpoint"
 
@@ -44,6 +44,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Progress:
+        """Counters from the plain values of a checkpoint."""
         measured = {name: [Measurement(**m) for m in values[name]] for name in ("best", "last")}
         return cls(**{**values, **measured})
 
@@ -51,7 +52,7 @@ class Progress:
 def save_checkpoint(
     config: TrainConfig, progress: Progress, head: dict[str, Tensor], optimizer: dict[str, Any]
 ) -> None:
-    """Write whole states of head and optimizer, then remove what is older than the checkpoints to keep."""
+    """Write the whole states of head and optimizer, then remove all but the newest ``keep_checkpoints``."""
     folder = config.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     state = {"config": config.to_dict(), "progress": asdict(progress), "head": head, "optimizer": optimizer}
@@ -90,12 +91,13 @@ def save_best(folder: Path, step: int, head: dict[str, Tensor]) -> None:
 
 
 def load_best(folder: Path, step: int) -> dict[str, Tensor]:
+    """The weights that ``save_best`` kept for ``step``."""
     weights: dict[str, Tensor] = load_file(folder / f"best-{step}.safetensors")
     return weights
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Remove weights that a run measured after ``step``, where it now goes on from there."""
+    """Remove the best weights after ``step``, from which the run now resumes."""
     _remove(folder, "best-*.safetensors", keep=[s for s in _steps(folder, "best-*.safetensors") if s <= step])
 
 

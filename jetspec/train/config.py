@@ -219,7 +219,7 @@ class TrainConfig(Config):
     def _check_answers(self) -> Self:
         if self.prompts is None and not self.self_prompts:
             raise JetSpecError(
-                "prompts: there are none; give a file or hub:owner/name, or let the target write some with self_prompts=N"
+                "prompts: none are given; name a file or hub:owner/name, or let the target write self_prompts=N"
             )
         if self.chat is False and self.self_prompts:
             raise JetSpecError(f"self_prompts={self.self_prompts}: needs the chat template; remove chat=False")

@@ -1,4 +1,4 @@
-"""What a run trains on: read or written, rendered, without copies, split, and answered as far as capture needs it."""
+"""The prompts of a run: read or written by the target, rendered, deduplicated, split and answered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jetspec.train.server import ServerAnswers
 
 ANSWERS = "answers.jsonl"
 USER_TURNS = "self_prompts.jsonl"
-FIX = "mend them, or skip them with on_bad_rows=skip"
+FIX = "correct them, or skip them with on_bad_rows=skip"
 
 Say = Callable[[str], None]
 #: Makes the progress of a named piece of work.
@@ -29,9 +29,13 @@ Track = Callable[[str], OnProgress]
 def training_prompts(
     target: Target, config: TrainConfig, *, say: Say, track: Track
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """(prompts to train on, prompts held out). A function of target and config; work done before is not done again.
+    """The prompts to train on and the prompts held out. They depend on target and config alone.
 
-    A conversation held out gives its last prompt. No prompt of a conversation held out is trained on.
+    Answers of an earlier call are read from the output directory. A held-out conversation gives its last prompt, and
+    none of its prompts is trained on.
+
+    Returns:
+        (prompts to train on, prompts held out).
 
     Raises:
         JetSpecError: a source cannot be read, a row cannot be used and is not to be skipped, or the answers fail.
@@ -79,7 +83,7 @@ def _rendered(rows: list[Row], renderer: Renderer, bad: BadRows) -> list[Convers
     return [Conversation(row, prompts) for row, prompts in zip(rows, rendered, strict=True) if prompts]
 
 
-def _unasked(asks: object) -> list[JetSpecError]:
+def _unasked(_asks: object) -> list[JetSpecError]:
     raise AssertionError("turns that are given need no answer")
 
 

@@ -77,4 +77,6 @@ class CapturedSequences:
 
     def distinct_tokens(self) -> Tensor:
         """Ids that occur anywhere in the capture, in order. [n] int64."""
-        return torch.cat([file.get_tensor("token_ids").unique() for file in self._files]).unique().long()
+        found = [torch.unique(file.get_tensor("token_ids")) for file in self._files]
+        ids: Tensor = torch.unique(torch.cat(found))
+        return ids.long()

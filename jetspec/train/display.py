@@ -1,4 +1,4 @@
-"""What a person sees of a training run."""
+"""Progress of a training run on the console."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ class Display:
         self._bars.stop()
 
     def say(self, text: str) -> None:
+        """Print a line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def track(self, name: str) -> Callable[[int, int, int], None]:
-        """A bar for work that is told as (done, in all, tokens written since it began)."""
+        """A bar for the work ``name``; call it with (items done, items in all, tokens written since it began)."""
         started = time.monotonic()
 
         def advance(done: int, total: int, tokens: int) -> None:
@@ -67,6 +68,7 @@ class Display:
         return advance
 
     def stepped(self, info: StepInfo) -> None:
+        """Show an optimizer step, and what was measured after it."""
         past = info.loss if self._smoothed is None else self._smoothed
         self._smoothed = SMOOTHING * past + (1 - SMOOTHING) * info.loss
         note = (
@@ -81,7 +83,8 @@ class Display:
             self.say(f"step {info.step}: acceptance length {lengths} on held-out prompts")
         if info.differing:
             self.say(
-                f"{info.differing} held-out prompts have other answers with another budget: near-ties of the target"
+                f"{info.differing} held-out prompts have different answers with different budgets, by near-ties of "
+                "the target"
             )
 
     def _advance(self, name: str, done: int, total: int, note: str) -> None:

@@ -1,4 +1,4 @@
-"""How good a head is: what the engine accepts of its drafts on real prompts."""
+"""The acceptance of a head: how many of its drafts the engine accepts on real prompts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jetspec.sampling import SamplingParams
 from jetspec.train.processes import Processes
 
 #: Prompts that are answered at the same time.
-MAX_RUNNING = 64
+MAX_NUM_SEQS = 64
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What trees of ``tree_budget`` rows brought; all zero where no prompt needed a round."""
+    """The acceptance with trees of ``tree_budget`` rows; all zero where no prompt needed a round."""
 
     tree_budget: int
     #: Mean tokens per verify forward, bonus included: 1 plus the sum of ``depths``.
@@ -42,9 +42,9 @@ def measure_acceptance(
     temperature: float = 0.0,
     processes: Processes | None = None,
 ) -> tuple[list[Measurement], int]:
-    """Answer ``prompts`` (token ids) once a budget; with sampling, prompt i is seeded with i.
+    """Answer ``prompts`` (token ids) once with each budget; with sampling, prompt i is seeded with i.
 
-    Several ``processes`` share out the prompts and all return the same.
+    Several ``processes`` share the prompts and all return the same.
 
     Returns:
         A measurement for each budget, and the number of prompts whose answers are not the same for all of them: 0
@@ -101,7 +101,7 @@ def _answer(
     Raises:
         JetSpecError: the engine failed a request; names its prompt.
     """
-    max_num_seqs = min(MAX_RUNNING, len(requests))
+    max_num_seqs = min(MAX_NUM_SEQS, len(requests))
     lengths = [len(ids) + (params.max_tokens or 0) for ids, params in requests.values()]
     rounds = _Rounds()
     engine = Engine(
@@ -114,8 +114,7 @@ def _answer(
         observer=rounds,
     )
     sequences = [engine.add(str(i), ids, params) for i, (ids, params) in requests.items()]
-    while engine.has_work:
-        engine.step()
+    engine.run()
     for number, sequence, texts in zip(requests, sequences, answers, strict=True):
         if sequence.error is not None:
             raise JetSpecError(f"held-out prompt {number + 1}: {sequence.error}")

@@ -9,6 +9,7 @@ labels, mixed into p, change that vector and number; a temperature t divides h a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,10 +168,8 @@ def row_losses(layer: OutputLayer, student: Tensor, teacher: Teacher, rows: Tens
     student [R, H]; rows [R] int64, indices into the teacher's positions. Returns, beside the losses [R], the
     probability [R] that the draft gives to each row's label, without gradient.
     """
-    losses: Tensor
-    hits: Tensor
-    losses, hits = _RowLosses.apply(student, layer, teacher, rows)
-    return losses, hits
+    apply: Callable[..., tuple[Tensor, Tensor]] = _RowLosses.apply
+    return apply(student, layer, teacher, rows)
 
 
 class _RowLosses(torch.autograd.Function):

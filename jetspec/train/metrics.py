@@ -31,6 +31,7 @@ class MetricsFile:
         return self._file.tell()
 
     def close(self) -> None:
+        """Close the file and finish the tracker."""
         self._file.close()
         if self._tracker is not None:
             self._tracker.finish()

@@ -1,8 +1,8 @@
 """A head in training on several processes.
 
-Each process adds up the gradient of its own sequences, which may be many or none, and one reduction ends the step. So
-processes need not take turns: what DistributedDataParallel's hooks do in every backward pass happens here once. With
-``fsdp``, parameters, summed gradients and optimizer state live in shards, and each step gathers the parameters once.
+Each process adds up the gradient of its own sequences, which may be many or none, and one reduction ends the step.
+DistributedDataParallel would reduce in every backward pass, of which each process has another number. With ``fsdp``,
+parameters, summed gradients and optimizer state are sharded, and each step gathers the parameters once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DistributedHead:
         return copy.eval()
 
     def load(self, head: dict[str, Tensor], optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Take up whole states, as ``whole`` gives them, of the head and of its optimizer."""
+        """Load the whole states of the head and of its optimizer, as ``whole`` gives them."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         placed = {i: {k: like(t.clone(), parameters[i]) for k, t in one.items()} for i, one in state["state"].items()}
         optimizer.load_state_dict({**state, "state": placed})

@@ -29,7 +29,7 @@ class Processes:
 
         Raises:
             JetSpecError: accelerate is missing, its launcher asks for a kind of training that ``jetspec`` does
-                otherwise, or ``device`` cannot be used.
+                differently, or ``device`` cannot be used.
         """
         try:
             from accelerate import PartialState
@@ -46,11 +46,12 @@ class Processes:
         if state.num_processes == 1:
             return cls(device=resolve_device(device))
         if device not in ("auto", "cpu", "cuda"):
-            raise JetSpecError(f"device={device!r}: several processes share out the devices; give auto, cpu or cuda")
+            raise JetSpecError(f"device={device!r}: several processes share the devices; give auto, cpu or cuda")
         return cls(state.process_index, state.num_processes, state.device)
 
     @property
     def is_main(self) -> bool:
+        """Whether this is the process that prints and writes."""
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
@@ -66,6 +67,6 @@ class Processes:
         return [count > 0 for count in self.sum(*map(float, flags))]
 
     def wait(self) -> None:
-        """Go on when all processes are here. For waits of a step's length; collectives time out."""
+        """Wait until all processes call it. For short waits only, because collectives time out."""
         if self.count > 1:
             self.sum(0.0)

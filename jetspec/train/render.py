@@ -11,6 +11,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 
 from jetspec.errors import JetSpecError
+from jetspec.inputs import checked_chat_template_kwargs
 from jetspec.models.target import Target, encode_text
 from jetspec.prompts import Message, PromptInput, is_conversation
 
@@ -42,13 +43,10 @@ class Renderer:
         self, target: Target, *, chat: bool | None = None, template_kwargs: Mapping[str, Any] | None = None
     ) -> None:
         self._target = target
-        self._template_kwargs = dict(template_kwargs or {})
+        self._template_kwargs = checked_chat_template_kwargs(target.tokenizer, template_kwargs)
         template = getattr(target.tokenizer, "chat_template", None)
         if chat and template is None:
             raise JetSpecError("chat: the target has no chat template; leave chat out")
-        for name in self._template_kwargs:
-            if not re.search(rf"\b{re.escape(name)}\b", str(template)):
-                raise JetSpecError(f"chat_template_kwargs: the target's chat template does not use {name!r}")
         self.has_template = template is not None
         self.chat = self.has_template if chat is None else chat
 
@@ -137,6 +135,7 @@ class Renderer:
 
     @property
     def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
         return frozenset(self._tokenizer.all_special_ids)
 
     def user_turn(self) -> UserTurn:

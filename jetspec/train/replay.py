@@ -1,8 +1,8 @@
 """Acceptance without the target's forwards: a drafter drafts along answers that the target has given before.
 
-A round's outcome depends on the draft tree and on the target's own next tokens only. Where an answer is known, so are
-these, and the target states that a draft head reads were captured with it. So rounds can be played through at many
-budgets for the price of drafting. Lengths are those of the engine, but for captured states in bfloat16.
+A round's outcome depends only on the draft tree and on the target's own next tokens. Both are known where an answer
+was captured together with the target states that the head reads, so rounds can be replayed with many budgets at the
+cost of drafting alone. The lengths are those of the engine, except that captured states are in bfloat16.
 """
 
 from __future__ import annotations

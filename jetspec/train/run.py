@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from jetspec.errors import JetSpecError
+from jetspec.files import write_atomically
 from jetspec.head import DraftHead, head_for_target, load_head, save_head
 from jetspec.head.build import copy_weights
 from jetspec.models.loading import load_target
@@ -23,20 +24,19 @@ from jetspec.train.data import training_prompts
 from jetspec.train.dataset import CapturedSequences
 from jetspec.train.display import Display
 from jetspec.train.evaluate import Measurement
-from jetspec.train.files import write_atomically
 from jetspec.train.mask_token import choose_mask_token
 from jetspec.train.metrics import check_tracker
 from jetspec.train.processes import Processes
 from jetspec.train.prompts import Prompt
 from jetspec.train.trainer import StepInfo, Trainer, Watcher
 
-#: Says that the first process has written all prompts and answers.
+#: The file that the first process makes when all prompts and answers are written.
 READY = "prompts.ready"
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A run's end. ``finished`` is False where a signal or ``max_minutes`` ended it; the same call goes on."""
+    """How a run ended. ``finished`` is False where a signal or ``max_minutes`` stopped it; the same call resumes it."""
 
     output: Path
     steps: int
@@ -54,12 +54,12 @@ def train(
     console: Console | None = None,
     watch: Watcher | None = None,
 ) -> TrainResult:
-    """Train a draft head and write it to ``config.output``, going on where an earlier run of the same config stopped.
+    """Train a draft head and write it to ``config.output``; a run of the same configuration there is resumed.
 
     Writes ``config.json``, ``model.safetensors``, ``README.md`` and ``train_config.json`` (loadable by ``load_head``),
     ``metrics.jsonl``, and the working folders ``capture`` and ``checkpoint``. Called by every process that torchrun or
-    `accelerate launch` started, it shares out the work and returns the same on each; ``config.output`` must be on a
-    file system that they share.
+    `accelerate launch` started, it shares the work among them and returns the same on each; ``config.output`` must be
+    on a file system that they share.
 
     Args:
         config: everything that decides the run.
@@ -68,34 +68,20 @@ def train(
         watch: told about every step, on every process.
 
     Raises:
-        JetSpecError: a file, a value or the target does not fit, or a package is missing; the message names it.
+        JetSpecError: a file, a value or the target does not fit, the target computes NaN, training diverges, or a
+            package is missing; the message names it.
     """
     processes = Processes.start(config.device if target is None else target.device.type)
     check_tracker(config.log_with)
     load_checkpoint(config)  # a run of another configuration is refused before the work starts
-    try:
-        config.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise JetSpecError(f"output: cannot make the directory {config.folder}: {error}; name another one") from error
+    _make_folder(config.folder)
     shown = console if console is not None and processes.is_main else Console(quiet=True)
     if target is None:
         with shown.status(f"loading {config.target}"):
             target = load_target(config.target, device=str(processes.device), dtype=config.target_dtype)
     initial_head(target, config)  # what does not fit is refused before the work starts
     with Display(shown, config.log_every) as display:
-        training, held_out = _prompts(target, config, processes, display)
-        data = _capture(target, training, config, processes, display)
-        head = initial_head(target, config, frozenset(data.distinct_tokens().tolist()))
-        trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config, processes)
-        if processes.is_main:
-            write_atomically(config.folder / FILE, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
-        tokens = sum(data.lengths)
-        display.say(
-            f"{len(data)} sequences, {tokens} tokens; {trainer.num_steps} steps, {_parameters(head):,} parameters"
-            + (f"; {processes.count} processes" if processes.count > 1 else "")
-        )
-        if trainer.progress.step:
-            display.say(f"going on after step {trainer.progress.step}")
+        trainer = _trainer(target, config, processes, display)
 
         def watch_all(info: StepInfo) -> None:
             display.stepped(info)
@@ -103,7 +89,7 @@ def train(
                 watch(info)
 
         trainer.run(watch_all)
-        exported = _export(trainer, tokens)
+        exported = _export(trainer)
         display.say(f"wrote {config.folder} with the weights of step {exported}")
     progress = trainer.progress
     return TrainResult(
@@ -117,7 +103,31 @@ def train(
     )
 
 
-def _tap_layers(target: Target, config: TrainConfig) -> tuple[int, ...]:
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JetSpecError(f"output: cannot make the directory {folder}: {error}; name another one") from error
+
+
+def _trainer(target: Target, config: TrainConfig, processes: Processes, display: Display) -> Trainer:
+    """The trainer of a run, with its data captured and its earlier state loaded."""
+    training, held_out = _prompts(target, config, processes, display)
+    data = _capture(target, training, config, processes, display)
+    head = initial_head(target, config, frozenset(data.distinct_tokens().tolist()))
+    trainer = Trainer(target, head, data, [p.token_ids for p in held_out], config, processes)
+    if processes.is_main:
+        write_atomically(config.folder / FILE, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
+    display.say(
+        f"{len(data)} sequences, {sum(data.lengths)} tokens; {trainer.num_steps} steps, "
+        f"{_parameters(head):,} parameters" + (f"; {processes.count} processes" if processes.count > 1 else "")
+    )
+    if trainer.progress.step:
+        display.say(f"resuming after step {trainer.progress.step}")
+    return trainer
+
+
+def _target_layer_ids(target: Target, config: TrainConfig) -> tuple[int, ...]:
     if config.target_layer_ids is not None:
         return tuple(target.validate_target_layer_ids(config.target_layer_ids))
     return tuple(default_target_layer_ids(target.num_layers, config.num_aux_layers))
@@ -126,7 +136,7 @@ def _tap_layers(target: Target, config: TrainConfig) -> tuple[int, ...]:
 def _prompts(
     target: Target, config: TrainConfig, processes: Processes, display: Display
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to train on and prompts held out. The first process writes what is to be written; the others read it."""
+    """Prompts to train on and prompts held out. The first process writes their answers; the others read them."""
     ready = config.folder / READY
     # What the first one does may take much longer than a collective would wait for.
     while not processes.is_main and not ready.exists():
@@ -141,7 +151,7 @@ def _capture(
     target: Target, prompts: list[Prompt], config: TrainConfig, processes: Processes, display: Display
 ) -> CapturedSequences:
     settings = CaptureSettings(
-        target_layer_ids=_tap_layers(target, config),
+        target_layer_ids=_target_layer_ids(target, config),
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         seed=config.seed,
@@ -161,9 +171,11 @@ def _capture(
 
 
 def initial_head(target: Target, config: TrainConfig, used: frozenset[int] = frozenset()) -> DraftHead:
-    """The head that a run of ``config`` starts with; its mask token is none of ``used``, the ids of the training text.
+    """The head that a run of ``config`` starts with. Its mask token is none of ``used``, the ids of the training text.
 
-    JetSpecError where it does not fit the target, or is not the head that ``init`` names but for what it may add.
+    Raises:
+        JetSpecError: the head does not fit the target, or differs from the trained head that ``init`` names in more
+            than what training may add.
     """
     trained = None if config.init in ("target", "random") else load_head(config.init, dtype=torch.float32)
     head = head_for_target(
@@ -171,7 +183,7 @@ def initial_head(target: Target, config: TrainConfig, used: frozenset[int] = fro
         kind=config.kind,
         num_layers=config.num_layers,
         block_size=config.block_size,
-        target_layer_ids=_tap_layers(target, config),
+        target_layer_ids=_target_layer_ids(target, config),
         mask_token_id=_mask_token(target, used, config, trained),
         causal=config.causal,
         transition_size=config.transition_size or 0,
@@ -192,7 +204,7 @@ def _mask_token(target: Target, used: frozenset[int], config: TrainConfig, train
     return choose_mask_token(target.tokenizer, rows, used, wanted=config.mask_token)
 
 
-def _export(trainer: Trainer, tokens: int) -> int:
+def _export(trainer: Trainer) -> int:
     """Write the head and its card; returns the step of its weights."""
     config = trainer.config
     head, exported = trainer.choose_weights()
@@ -206,7 +218,7 @@ def _export(trainer: Trainer, tokens: int) -> int:
             exported_step=exported,
             parameters=_parameters(head),
             sequences=len(trainer.data),
-            tokens=tokens,
+            tokens=sum(trainer.data.lengths),
         )
         write_atomically(config.folder / "README.md", card.encode())
     trainer.processes.wait()

@@ -1,4 +1,4 @@
-"""Which sequences a step takes, who takes them, and its learning rate: functions of the step's number alone."""
+"""The sequences of a step, their share among processes, and its learning rate: functions of the step number alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DataOrder:
 
 
 def share_out(sequences: Sequence[int], block_counts: Sequence[int], processes: int) -> list[list[int]]:
-    """The sequences of each process, with about as many blocks for each: the largest go to whoever has the least."""
+    """The sequences of each process, with about as many blocks for each: the largest go to the least loaded."""
     shares: list[list[int]] = [[] for _ in range(processes)]
     loads = [0] * processes
     for sequence in sorted(sequences, key=lambda s: -block_counts[s]) if processes > 1 else sequences:

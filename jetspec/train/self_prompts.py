@@ -1,4 +1,4 @@
-"""Prompts that the target writes itself: what it says where its chat template lets the user speak."""
+"""Prompts that the target writes itself: it continues where its chat template opens the user's turn."""
 
 from __future__ import annotations
 

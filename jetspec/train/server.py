@@ -13,32 +13,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspec.errors import JetSpecError
+from jetspec.fingerprint import fingerprint
 from jetspec.prompts import is_conversation
-from jetspec.train.answers import AnswerStore, OnProgress, digest
+from jetspec.train.answers import AnswerStore, OnProgress
 from jetspec.train.prompts import Answer, Ask
 from jetspec.train.render import Renderer
 
 TRIES = 6
 TIMEOUT_S = 600
-#: Answers of HTTP that may be another the next time, and those that no request of the run will fare better with.
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-HOPELESS = frozenset({401, 403, 404, 405})
+#: HTTP statuses that are worth another try, and those that every request of the run would get.
+TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+FATAL = frozenset({401, 403, 404, 405})
 
 
 class ServerError(JetSpecError):
-    """The server is of no use to any request."""
+    """The server cannot answer any request of the run."""
 
 
 @dataclass(frozen=True)
 class ServerAnswers:
     """Answers of the server at ``url`` (``http://host:port/v1``), each stored as it comes.
 
-    Conversations go to ``chat/completions``, texts and token ids to ``completions``. A request that fails for good
-    counts as a bad row; ``keep_failures`` also stores it, so that a run that skips such rows skips the same ones when
-    it goes on.
+    Conversations go to ``chat/completions``, texts and token ids to ``completions``. A request that fails after its
+    retries counts as a bad row; ``keep_failures`` also stores it, so that a run that skips such rows skips the same
+    ones when it is resumed.
 
     Raises:
-        ServerError: (when called) the server cannot be reached, or refuses whoever asks.
+        ServerError: (when called) the server cannot be reached, or refuses the API key.
     """
 
     url: str
@@ -56,8 +57,9 @@ class ServerAnswers:
     backoff_s: float = 0.5
 
     def __call__(self, asks: list[Ask]) -> list[Answer | JetSpecError]:
+        """An answer for each of ``asks``, in order; an error where a request failed."""
         requests = [self._request(ask) for ask in asks]
-        keys = [digest(*request) for request in requests]
+        keys = [fingerprint(*request) for request in requests]
         missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in self.store.known}
         failed: dict[str, JetSpecError] = {}
         tokens, done = 0, len(keys) - len(missing)
@@ -86,7 +88,7 @@ class ServerAnswers:
     def _request(self, ask: Ask) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}
         if self.temperature > 0:
-            body["seed"] = int(digest(self.seed, ask.token_ids)[:7], 16)  # fits the 32 bits that some servers take
+            body["seed"] = int(fingerprint(self.seed, ask.token_ids)[:7], 16)  # fits the 32 bits that some servers take
         if not is_conversation(ask.prompt):
             return "completions", {**body, "prompt": ask.prompt}
         if self.template_kwargs:
@@ -110,9 +112,9 @@ class ServerAnswers:
             except urllib.error.HTTPError as error:
                 says = error.read(300).decode(errors="replace")
                 failure = self._error(f"{error.code} {error.reason}: {says}")
-                if error.code in HOPELESS:
+                if error.code in FATAL:
                     raise ServerError(str(failure)) from error
-                if error.code not in PASSING:
+                if error.code not in TRANSIENT:
                     raise failure from error
                 after = error.headers.get("Retry-After", "")
                 wait_s = max(wait_s, float(after) if after.isdecimal() else 0)
@@ -134,7 +136,7 @@ class ServerAnswers:
         except (LookupError, TypeError, AttributeError) as error:
             raise self._error(f"not a completion: {reply!r:.200}") from error
         if message.get("reasoning_content") or message.get("reasoning"):
-            raise self._error("the reasoning is cut out of the answer; start the server without a reasoning parser")
+            raise self._error("the server cuts the reasoning out of the answer; start it without a reasoning parser")
         if reason not in ("stop", "length") or not isinstance(text, str) or not text:
             raise self._error(f"no text (finish_reason {reason!r})")
         finished = reason == "stop"

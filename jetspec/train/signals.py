@@ -27,6 +27,6 @@ class StopSignals:
             signal.signal(number, handler)
         self._before = {}
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
         self.received = True
         self.__exit__()

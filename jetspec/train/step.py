@@ -55,7 +55,7 @@ class GradientStep:
             fault = find_non_finite(captured.aux_hidden_states, captured.hidden, layers)
             hidden = captured.hidden.float().to(self._full.weight.device)
             if fault is None and not all(
-                bool(self._full.logits(rows).isfinite().all()) for rows in hidden.split(self._full.chunk_rows)
+                bool(self._full.logits(rows).isfinite().all()) for rows in torch.split(hidden, self._full.chunk_rows)
             ):
                 fault = "the target's logits are not finite"
             if fault is not None:
@@ -67,7 +67,7 @@ class GradientStep:
             return 0.0
         device = self.head.device
         captured = self.data.read(sequence, rows=int(blocks.anchors.max()))
-        positions, rows = blocks.teacher_rows[blocks.weights > 0].unique(return_inverse=True)
+        positions, rows = torch.unique(blocks.teacher_rows[blocks.weights > 0], return_inverse=True)
         labels = captured.token_ids[positions + 1].to(device)
         teacher = teach(layer, captured.hidden[positions].to(device), labels, self.config.hard_labels)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
@@ -83,7 +83,7 @@ class GradientStep:
         if self.config.weighting == "reach":
             weights = weights * reach(torch.ones_like(weights).masked_scatter(carrying, hits))
         loss = losses @ weights[carrying] / total
-        loss.backward()
+        torch.autograd.backward(loss)
         return loss.item()
 
     def _blocks(self, epoch: int, sequence: int) -> Blocks:
@@ -107,8 +107,10 @@ class GradientStep:
 
 
 def reach(hits: Tensor) -> Tensor:
-    """How likely a draft gets to each depth: the product of ``hits`` [A, B - 1], the probabilities of the true tokens,
-    over the depths before."""
+    """The probability [A, B - 1] that a draft reaches each depth.
+
+    It is the product of ``hits`` [A, B - 1], the probabilities of the true tokens, over the depths before.
+    """
     return torch.cat((torch.ones_like(hits[:, :1]), hits[:, :-1].cumprod(1)), dim=1)
 
 

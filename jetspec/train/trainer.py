@@ -56,9 +56,10 @@ class StepInfo:
 
 
 class Watcher(Protocol):
-    """Told about every step. An exception it raises ends the run, which can be resumed."""
+    """Is told about every step. An exception that it raises ends the run, which can be resumed."""
 
-    def __call__(self, info: StepInfo) -> None: ...
+    def __call__(self, info: StepInfo) -> None:
+        """Called after each step."""
 
 
 class Trainer:
@@ -98,10 +99,12 @@ class Trainer:
 
     @property
     def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
         return self.order.num_steps
 
     @property
     def finished(self) -> bool:
+        """Whether the last step was made."""
         return self.progress.step >= self.num_steps
 
     def run(self, watch: Watcher | None = None) -> None:

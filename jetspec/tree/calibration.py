@@ -45,7 +45,8 @@ class Calibration:
 
     def observe(self, nodes: Nodes, visited: np.ndarray, at_stake: np.ndarray) -> None:
         """Learn from a verified forest: visited [N], the nodes on the walks; at_stake [N], whether the target chose
-        among the node's siblings."""
+        among the node's siblings.
+        """
         self._expected *= FADE
         self._accepted *= FADE
         cells = tuple(index[at_stake] for index in nodes.cells)

@@ -10,7 +10,8 @@ import numpy as np
 
 def find_continuations(tokens: np.ndarray, min_ngram: int, max_ngram: int) -> np.ndarray:
     """Indices in tokens [n] that follow an earlier occurrence of the longest suffix of min_ngram .. max_ngram tokens
-    that has one, ascending."""
+    that has one, ascending.
+    """
     for n in range(min(max_ngram, len(tokens) - 1), min_ngram - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], n)
         (found,) = np.nonzero((windows == tokens[-n:]).all(axis=1))

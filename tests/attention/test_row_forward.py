@@ -13,7 +13,7 @@ from tests.helpers.tiny import TINY_MODELS, tiny_gemma2, tiny_gpt_oss
 
 MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss}
 KINDS = sorted(MODELS)
-TAPS = (0, 2, 4)
+LAYERS = (0, 2, 4)
 TOLERANCE = 1e-4
 
 
@@ -37,7 +37,7 @@ def assert_rows_equal_plain(pool: Pool, model, parts: list[Part]) -> None:
         rows = slice(start, start + len(part.token_ids))
         found = paths(part.parents)
         plain = plain_forward(
-            model, [torch.cat([context, part.token_ids[path]]) for path in found], pool.aux_hidden_states
+            model, [torch.cat([context, part.token_ids[path]]) for path in found], pool.target_layer_ids
         )
         for path, (logits, aux_hidden_states) in zip(found, plain):
             assert_close(output.logits[rows][path], logits[len(context) :])
@@ -46,25 +46,25 @@ def assert_rows_equal_plain(pool: Pool, model, parts: list[Part]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [1, 5, 16, 64])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 5, 64])
 def test_prompt_chunks(models, kind, chunk):
     target, model = models[kind]
-    pool, ids = Pool(target, aux_hidden_states=TAPS), random_ids(37, seed=chunk)
-    [(expected_logits, expected_taps)] = plain_forward(model, [ids], TAPS)
+    pool, ids = Pool(target, target_layer_ids=LAYERS), random_ids(37, seed=chunk)
+    [(expected_logits, expected_states)] = plain_forward(model, [ids], LAYERS)
     for start in range(0, len(ids), chunk):
         part = Part.chain(0, ids[start : start + chunk])
         output = pool.forward([part])
         assert_close(output.logits, expected_logits[start : start + chunk])
-        assert_close(output.aux_hidden_states, expected_taps[start : start + chunk])
+        assert_close(output.aux_hidden_states, expected_states[start : start + chunk])
         pool.commit(part, list(range(len(part.token_ids))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("context", [0, 3, 7, 8, 9, 30])
+@pytest.mark.parametrize("context", [0, 8, 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 7, 9))])
 def test_random_trees(models, kind, context):
     """Contexts on both sides of the sliding window of 8; trees deep enough to cross it on their own."""
     target, model = models[kind]
-    pool, rng = Pool(target, aux_hidden_states=TAPS, seed=context), random.Random(context)
+    pool, rng = Pool(target, target_layer_ids=LAYERS, seed=context), random.Random(context)
     if context:
         pool.prefill(0, random_ids(context, seed=context))
     for size in (1, 2, 6, 24):
@@ -76,7 +76,7 @@ def test_random_trees(models, kind, context):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batch_of_chunks_single_rows_and_trees(models, kind):
     target, model = models[kind]
-    pool, rng = Pool(target, num_sequences=5, aux_hidden_states=TAPS), random.Random(1)
+    pool, rng = Pool(target, num_sequences=5, target_layer_ids=LAYERS), random.Random(1)
     for sequence, length in enumerate([0, 5, 30, 9, 17]):
         if length:
             pool.prefill(sequence, random_ids(length, seed=sequence))
@@ -94,7 +94,7 @@ def test_ragged_batch_of_chunks_single_rows_and_trees(models, kind):
 def test_decoding_after_ragged_commits_never_reads_rejected_rows(models, kind):
     """Rounds of trees in which a random path is kept; whatever was not committed is NaN before the next round."""
     target, model = models[kind]
-    pool, rng = Pool(target, num_sequences=2, aux_hidden_states=TAPS), random.Random(2)
+    pool, rng = Pool(target, num_sequences=2, target_layer_ids=LAYERS), random.Random(2)
     for sequence in range(2):
         pool.prefill(sequence, random_ids(6 + sequence, seed=sequence))
     pool.poison()
@@ -131,8 +131,8 @@ def test_logits_of_chosen_rows_only(models, kind):
     target, _ = models[kind]
     part = Part.chain(0, random_ids(9, seed=1))
     every = Pool(target).forward([part])
-    some = Pool(target, aux_hidden_states=TAPS).forward([part], logits_rows=torch.tensor([7, 0, 7]))
-    none = Pool(target, aux_hidden_states=TAPS).forward([part], logits_rows=torch.tensor([], dtype=torch.int64))
+    some = Pool(target, target_layer_ids=LAYERS).forward([part], logits_rows=torch.tensor([7, 0, 7]))
+    none = Pool(target, target_layer_ids=LAYERS).forward([part], logits_rows=torch.tensor([], dtype=torch.int64))
     assert_close(some.logits, every.logits[[7, 0, 7]])
     assert none.logits.shape == (0, target.vocab_size)
     assert torch.equal(none.aux_hidden_states, some.aux_hidden_states)

@@ -6,9 +6,10 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jetspec.attention import rows as rows_module
 from jetspec.attention.rows import RowBatch, Segment, slot_index, visibility
 from jetspec.errors import JetSpecError
 from jetspec.tree import chain_parents
@@ -119,6 +120,7 @@ def test_ids_must_be_int64():
         RowBatch(rows(1).int(), rows(1), torch.tensor([-1]), [Segment(0, 1, 0, rows(1))])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=4))
 def test_chains_are_rows_behind_what_is_committed(shapes: list[tuple[int, int]]) -> None:
     tokens = [[10 * s + i for i in range(n)] for s, (_, n) in enumerate(shapes)]
@@ -134,3 +136,21 @@ def test_chains_are_rows_behind_what_is_committed(shapes: list[tuple[int, int]])
         assert torch.equal(segment.slots, own)
         row += n
     assert len(batch) == row
+
+
+def test_a_batch_is_checked_once(monkeypatch):
+    checks = []
+    monkeypatch.setattr(rows_module, "check_rows", lambda batch: checks.append(batch))
+    batch = RowBatch.chains([[5, 3, 9]], [torch.arange(7)])
+    moved = batch.to("meta")  # where nothing can be read back
+    assert len(checks) == 1
+    assert moved.device == moved.positions.device == torch.device("meta")
+    assert batch.id_range == moved.id_range == (3, 9)
+    assert batch.max_position == moved.max_position == 6
+
+
+def test_a_moved_batch_keeps_nothing_of_the_other_device():
+    batch = RowBatch.chains([[5, 3, 9]], [torch.arange(7)])
+    assert batch.slot_mapping.device.type == "cpu"
+    assert batch.to("meta").slot_mapping.device.type == "meta"
+    assert batch.slot_mapping.device.type == "cpu"

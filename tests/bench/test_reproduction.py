@@ -86,6 +86,7 @@ def test_drafting_is_timed_for_every_budget_and_depth(target: Target, head: Draf
 def test_every_kind_is_trained_alike(tmp_path) -> None:
     plan = Plan("tiny", str(tmp_path), 3, 2, 8, 8, 2, 5)
     configs = [plan.config(tmp_path, name) for name in plan.jobs()]
+    assert configs[0].kind == "autoregressive", "the slowest first"
     assert len({config.output for config in configs}) == len(configs) == 2 * len(KINDS) - 1 + 2
     for config in configs:
         assert (config.num_layers, config.max_steps, config.blocks_per_step, config.block_size) == (2, 5, 128, 8)

@@ -258,7 +258,7 @@ def test_what_a_program_leaves_behind_is_no_error(
 
 def test_a_program_sees_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
-    before = set(os.listdir())
+    before = set(Path.cwd().iterdir())
     program = """
 import os, sys
 assert "SECRET" not in os.environ
@@ -267,7 +267,7 @@ assert os.listdir() == []
 open("left", "w").write("x")
 """
     assert passed(program + RIGHT)
-    assert set(os.listdir()) == before
+    assert set(Path.cwd().iterdir()) == before
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["same session", "session of its own"])

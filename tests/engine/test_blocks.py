@@ -6,18 +6,19 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec.attention.blocks import BlockManager, BlockTable
 from jetspec.engine import Engine
 from jetspec.sampling import SamplingParams
-from tests.engine.test_exactness import make_target, random_head, references_greedy
+from tests.helpers.engine import finish, make_target, random_head, references
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_random_lives_of_tables(seed: int, size: int) -> None:
-    """Tables come, grow, publish, shrink and go; a block found again holds what was written under that content."""
+    """Tables come, grow, share, shrink and go; a block found again holds what was written under that content."""
     rng = random.Random(seed)
     manager = BlockManager(12, size)
     held: dict[int, tuple[int, ...]] = {}  # what was last written to a block: all tokens up to its end
@@ -41,7 +42,7 @@ def test_random_lives_of_tables(seed: int, size: int) -> None:
             assert table.blocks[i] not in in_use
             held[table.blocks[i]] = tuple(tokens[: (i + 1) * size])
         final = rng.randrange(known, len(tokens) + 1)
-        table.publish(tokens, final)
+        table.cache_full_blocks(tokens, final)
         table.truncate(final)
         tables.append((table, tokens))
         assert manager.num_free == 12 - len({b for t, _ in tables for b in t.blocks})
@@ -68,7 +69,7 @@ def test_the_longest_unused_block_is_reused_first() -> None:
     tables = [BlockTable(manager) for _ in range(3)]
     for token, table in enumerate(tables):
         table.reserve(1)
-        table.publish([token], 1)
+        table.cache_full_blocks([token], 1)
     for table in (tables[1], tables[0], tables[2]):
         table.truncate(0)
     manager.allocate(2)  # the never used one, then the one freed first
@@ -78,16 +79,15 @@ def test_the_longest_unused_block_is_reused_first() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(temperature: float) -> None:
-    target = make_target("llama")
+    target = make_target()
     head = random_head(target)
     rng = random.Random(1)
     prompt = [rng.randrange(100) for _ in range(30)]
-    params = SamplingParams(temperature=temperature, seed=4, max_tokens=30, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=20, ignore_eos=True)
 
     def answer(engine: Engine, ids: list[int], name: str) -> tuple[list[int], int, int]:
         sequence = engine.add(name, ids, params)
-        while engine.has_work:
-            engine.step()
+        engine.run()
         return sequence.output_ids, sequence.metrics.rounds, sequence.metrics.cached_prompt_tokens
 
     settings = {"num_blocks": 64, "kv_block_size": 4, "tree_budget": 12}
@@ -108,7 +108,7 @@ def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(temperature: float) 
 
 def test_the_head_reads_the_same_context_after_a_hit() -> None:
     """A random head accepts next to nothing, so the drafts themselves are compared."""
-    target = make_target("llama")
+    target = make_target()
     head = random_head(target)
     prompt = list(range(1, 40))
     engine = Engine(target, head, tree_budget=8, num_blocks=64, kv_block_size=4)
@@ -123,8 +123,7 @@ def test_the_head_reads_the_same_context_after_a_hit() -> None:
     engine.drafter.propose = spy
     for name in ("cold", "hit"):
         sequence = engine.add(name, prompt, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
-        while engine.has_work:
-            engine.step()
+        engine.run()
         assert sequence.metrics.cached_prompt_tokens == (0 if name == "cold" else 36)
     half = len(drafts) // 2
     assert half > 0
@@ -134,50 +133,19 @@ def test_the_head_reads_the_same_context_after_a_hit() -> None:
 
 
 def test_prompt_logprobs_are_complete_after_a_hit() -> None:
-    engine = Engine(make_target("llama"), num_blocks=64, kv_block_size=4)
+    engine = Engine(make_target(), num_blocks=64, kv_block_size=4)
     prompt = list(range(1, 20))
     for name in ("a", "b"):
         sequence = engine.add(name, prompt, SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))
-        while engine.has_work:
-            engine.step()
+        engine.run()
         assert len(sequence.prompt_logprobs) == len(prompt)
 
 
-def test_a_hundred_rounds_of_finish_cancel_and_preempt_leak_nothing() -> None:
-    target = make_target("llama")
-    rng = random.Random(0)
-    engine = Engine(
-        target,
-        random_head(target),
-        tree_budget=6,
-        num_blocks=40,
-        kv_block_size=4,
-        max_num_batched_tokens=24,
-        max_num_seqs=6,
-    )
-    shared = [rng.randrange(100) for _ in range(20)]
-    number = 0
-    for _ in range(100):
-        while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 6:
-            ids = [*shared[: rng.randrange(1, 20)], rng.randrange(100)]
-            engine.add(str(number), ids, SamplingParams(temperature=1, seed=number, max_tokens=rng.randrange(1, 60)))
-            number += 1
-        engine.step()
-        if rng.random() < 0.2:
-            engine.cancel(rng.choice(engine.scheduler.running).request_id)
-    for sequence in [*engine.scheduler.running, *engine.scheduler.waiting]:
-        engine.cancel(sequence.request_id)
-    assert not engine.has_work
-    assert engine.blocks.num_free == 40
-
-
 def test_preempted_requests_come_back_behind_their_own_prefix() -> None:
-    target = make_target("llama")
+    target = make_target()
     prompts = [[i + 1] * 9 for i in range(5)]
-    params = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * 5
-    engine = Engine(target, num_blocks=30, kv_block_size=4, max_num_batched_tokens=32)
-    sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
-    while engine.has_work:
-        engine.step()
+    params = [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)] * 5
+    engine = Engine(target, num_blocks=18, kv_block_size=4, max_num_batched_tokens=32)
+    sequences = finish(engine, prompts, params)
     assert sum(s.metrics.preemptions for s in sequences) > 0
-    assert [(s.output_ids, s.finish_reason) for s in sequences] == references_greedy(prompts, params)
+    assert [(s.output_ids, s.finish_reason) for s in sequences] == references("llama", prompts, params)

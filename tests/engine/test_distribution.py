@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from jetspec.engine import Engine
@@ -14,7 +15,6 @@ from tests.helpers.tiny import tiny_llama
 from tests.helpers.tiny_head import tiny_head
 
 VOCAB_SIZE = 20
-SAMPLES = 20_000
 PROMPT = [3, 11, 3, 7]
 MODEL = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 1}
 TEMPERATURE, TOP_K, TOP_P = 1.6, 7, 0.92
@@ -67,7 +67,8 @@ def pooled(counts: torch.Tensor, probabilities: torch.Tensor) -> tuple[torch.Ten
     return tuple(torch.cat([x[~rare], x[rare].sum().view(1)]) for x in (counts, probabilities))
 
 
-def test_joint_distribution_of_tokens_from_trees() -> None:
+@pytest.mark.parametrize("samples", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_joint_distribution_of_tokens_from_trees(samples: int) -> None:
     expected = joint_distribution()
     assert (expected > 0).sum() > 100
     target = Target.from_model(tiny_llama(**MODEL))
@@ -83,7 +84,7 @@ def test_joint_distribution_of_tokens_from_trees() -> None:
     engine = Engine(target, head, tree_budget=17, num_blocks=600, kv_block_size=4, max_num_seqs=64)
     counts = torch.zeros_like(expected)
     drafted = 0
-    for seed in range(SAMPLES):
+    for seed in range(samples):
         params = SamplingParams(
             temperature=TEMPERATURE,
             top_k=TOP_K,
@@ -102,7 +103,7 @@ def test_joint_distribution_of_tokens_from_trees() -> None:
                 counts[tuple(output.sequence.output_ids)] += 1
                 # One round for the last two tokens: the last one was chosen at a draft's row.
                 drafted += output.sequence.metrics.rounds == 1
-    assert counts.sum() == SAMPLES
-    assert SAMPLES / 2 < drafted < SAMPLES
+    assert counts.sum() == samples
+    assert samples / 2 < drafted < samples
     assert counts[expected == 0].sum() == 0
     assert chi_square_p(*pooled(counts.flatten(), expected.flatten())) > 1e-3

@@ -40,7 +40,7 @@ def spoiled(kind: str, value: float) -> Target:
 )
 def test_a_target_that_is_not_finite_fails_the_request(kind: str, value: float, params: SamplingParams) -> None:
     llm = LLM(spoiled(kind, value), draft=None)
-    with pytest.raises(RequestError, match="logits at position 1?[0-9] are NaN or infinite") as caught:
+    with pytest.raises(RequestError, match=r"logits at position 1?[0-9] are NaN or infinite") as caught:
         llm.generate(PROMPTS[:1], params)
     [output] = caught.value.outputs
     assert output.outputs[0].token_ids == []

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError
+from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams, top_logprobs
-from tests.engine.test_exactness import make_prompts, make_target, references_greedy, run
 from tests.helpers.decoding import decode
 from tests.helpers.drafters import OracleDrafter
-from tests.helpers.tiny import TEXT_VOCAB_SIZE, TINY_MODELS, VOCAB_SIZE, tiny_target
+from tests.helpers.engine import finish, known_answers, make_prompts, make_target, reference_model, references, run
+from tests.helpers.tiny import TEXT_VOCAB_SIZE, VOCAB_SIZE, tiny_target
 
 
-def finish(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Sequence]:
-    sequences = [engine.add(str(i), ids, p) for i, (ids, p) in enumerate(zip(prompts, params, strict=True))]
-    while engine.has_work:
-        engine.step()
-    return sequences
-
-
-def oracle_engine(kind: str, prompts: list[list[int]], length: int = 40, **settings) -> Engine:
+def oracle_engine(prompts: list[list[int]], length: int = 20, **settings) -> Engine:
     greedy = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)] * len(prompts)
-    truth = {tuple(p): o for p, (o, _) in zip(prompts, references_greedy(prompts, greedy), strict=True)}
-    return Engine(
-        make_target(kind), OracleDrafter(truth, VOCAB_SIZE, hit=0.9), tree_budget=20, num_blocks=200, **settings
-    )
+    drafter = OracleDrafter(known_answers("llama", prompts, greedy), VOCAB_SIZE, hit=0.9)
+    return Engine(make_target(), drafter, tree_budget=20, num_blocks=200, **settings)
 
 
 def test_a_failing_processor_harms_only_its_own_request() -> None:
@@ -38,9 +32,9 @@ def test_a_failing_processor_harms_only_its_own_request() -> None:
     prompts = make_prompts(3)
     plain = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     params = [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logits_processors=[explode]), plain, plain]
-    engine = oracle_engine("llama", prompts)
+    engine = oracle_engine(prompts)
     failed, *others = finish(engine, prompts, params)
-    truth = references_greedy(prompts, [plain] * 3)
+    truth = references("llama", prompts, [plain] * 3)
     assert failed.finish_reason == "error"
     assert "boom" in str(failed.error)
     assert failed.output_ids == truth[0][0][: 9 - len(prompts[0])]
@@ -54,7 +48,7 @@ def test_all_tokens_banned_is_an_error_of_that_request() -> None:
         temperature=1.0, seed=1, max_tokens=5, logit_bias={t: float("-inf") for t in range(VOCAB_SIZE)}
     )
     sequences = finish(
-        oracle_engine("llama", prompts), prompts, [ban, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)]
+        oracle_engine(prompts), prompts, [ban, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)]
     )
     assert [s.finish_reason for s in sequences] == ["error", "length"]
     assert "banned" in str(sequences[0].error)
@@ -66,8 +60,8 @@ def test_logprobs_equal_those_of_a_plain_forward(max_num_batched_tokens: int) ->
     params = [
         SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=i, prompt_logprobs=2) for i in range(4)
     ]
-    engine = oracle_engine("llama", prompts, max_num_batched_tokens=max_num_batched_tokens)
-    model = TINY_MODELS["llama"](attn="eager")
+    engine = oracle_engine(prompts, max_num_batched_tokens=max_num_batched_tokens)
+    model = reference_model("llama")
     for s, p in zip(finish(engine, prompts, params), params, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([s.token_ids]), use_cache=False).logits[0].float()
@@ -103,17 +97,22 @@ PROCESSED = {
 def test_processors_work_along_the_accepted_path(name: str, temperature: float) -> None:
     prompts = make_prompts(3)
     settings = {"temperature": temperature, **PROCESSED[name]}
-    params = [SamplingParams(max_tokens=25, seed=i, **settings) for i in range(3)]
-    target = make_target("llama")
-    model = TINY_MODELS["llama"](attn="eager")
+    params = [SamplingParams(max_tokens=18, seed=i, **settings) for i in range(3)]
+    target = make_target()
+    model = reference_model("llama")
     truth = [decode(model, ids, p, target.eos_token_ids, p.seed) for ids, p in zip(prompts, params, strict=True)]
     known = {tuple(ids): output for ids, (output, _) in zip(prompts, truth, strict=True)}
     engine = Engine(target, OracleDrafter(known, VOCAB_SIZE, hit=0.9), tree_budget=20, num_blocks=200)
     assert run(engine, prompts, params) == truth
 
 
+@cache
+def text_target() -> Target:
+    return tiny_target(text=True, num_hidden_layers=2)
+
+
 def text_run(params: SamplingParams, prompt: list[int], truth: list[int] | None = None) -> Sequence:
-    target = tiny_target(text=True)
+    target = text_target()
     drafter = None if truth is None else OracleDrafter({tuple(prompt): truth}, TEXT_VOCAB_SIZE, hit=1.0)
     (sequence,) = finish(Engine(target, drafter, tree_budget=20, num_blocks=64), [prompt], [params])
     return sequence
@@ -122,10 +121,10 @@ def text_run(params: SamplingParams, prompt: list[int], truth: list[int] | None 
 def test_stop_strings_end_a_request_inside_an_accepted_path() -> None:
     prompt = list(b"hello")
     printable = dict.fromkeys(range(65, 91), 40.0)
-    base = {"temperature": 0, "max_tokens": 20, "logit_bias": printable, "ignore_eos": True}
+    base = {"temperature": 0, "max_tokens": 16, "logit_bias": printable, "ignore_eos": True}
     long = text_run(SamplingParams(**base), prompt)
-    assert len(long.text) == 20
-    for cut in range(2, 12):
+    assert len(long.text) == 16
+    for cut in (2, 3, 5, 8, 11):
         stop = long.text[cut : cut + 3]
         expected = long.text[: long.text.index(stop)]
         for truth in (None, long.output_ids):
@@ -137,9 +136,9 @@ def test_stop_strings_end_a_request_inside_an_accepted_path() -> None:
 
 
 def test_text_of_a_request_is_the_text_of_its_tokens() -> None:
-    for seed in range(5):
-        got = text_run(SamplingParams(temperature=1.5, seed=seed, max_tokens=40, ignore_eos=True), list(b"abc"))
-        assert got.text == tiny_target(text=True).tokenizer.decode(got.output_ids, skip_special_tokens=True)
+    for seed in range(3):
+        got = text_run(SamplingParams(temperature=1.5, seed=seed, max_tokens=30, ignore_eos=True), list(b"abc"))
+        assert got.text == text_target().tokenizer.decode(got.output_ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_text_of_a_request_is_the_text_of_its_tokens() -> None:
     ],
 )
 def test_bad_requests_are_refused(prompt: list[int], params: dict, message: str) -> None:
-    engine = Engine(make_target("llama"), num_blocks=8, kv_block_size=4)
+    engine = Engine(make_target(), num_blocks=8, kv_block_size=4)
     with pytest.raises(JetSpecError, match=message):
         engine.add("a", prompt, SamplingParams(**params))
     assert not engine.has_work
@@ -162,7 +161,7 @@ def test_bad_requests_are_refused(prompt: list[int], params: dict, message: str)
 
 
 def test_request_ids_are_unique() -> None:
-    engine = Engine(make_target("llama"), num_blocks=8)
+    engine = Engine(make_target(), num_blocks=8)
     engine.add("a", [1], SamplingParams())
     with pytest.raises(JetSpecError, match="request_id"):
         engine.add("a", [1], SamplingParams())

@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 import torch
 
+from jetspec.clock import Clock
 from jetspec.engine import Engine, EngineStep, NgramDrafter, Observer
-from jetspec.engine.batch import Clock
 from jetspec.head import head_for_target
 from jetspec.sampling import SamplingParams
 from tests.helpers.tiny import VOCAB_SIZE, tiny_target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -47,7 +46,7 @@ def make_params(temperature: float, **settings) -> list[SamplingParams]:
         SamplingParams(
             temperature=temperature,
             seed=i,
-            max_tokens=40 if name == "lax json" else 90,
+            max_tokens=20 if name == "lax json" else 90,
             structured_outputs=StructuredOutputsParams(**form),
             **settings,
         )
@@ -57,14 +56,14 @@ def make_params(temperature: float, **settings) -> list[SamplingParams]:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target(text=True)
+    return tiny_target(text=True, num_hidden_layers=2)
 
 
 @torch.inference_mode()
 def decode(target: Target, prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
     """Plain constrained decoding through transformers alone; the whole sequence is recomputed for every token."""
     grammar = new_grammar(target.tokenizer, target.eos_token_ids, params.structured_outputs)
-    model = tiny_llama(vocab_size=TEXT_VOCAB_SIZE)
+    model = tiny_llama(vocab_size=TEXT_VOCAB_SIZE, num_hidden_layers=2)
     output: list[int] = []
     while len(output) < params.max_tokens:
         logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0, -1]
@@ -93,7 +92,7 @@ def results(sequences: list[Sequence]) -> list[tuple[list[int], str | None]]:
 def test_drafts_change_nothing(target: Target, temperature: float) -> None:
     params = make_params(temperature)
     truth = [decode(target, ids, p) for ids, p in zip(PROMPTS, params, strict=True)]
-    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=2, mask_token_id=271)
+    head = head_for_target(target, num_layers=1, block_size=4, num_aux_layers=1, mask_token_id=271)
     known = {tuple(ids): output for ids, (output, _) in zip(PROMPTS, truth, strict=True)}
     for draft in (None, head, OracleDrafter(known, TEXT_VOCAB_SIZE, hit=0.9), OracleDrafter(known, 272, hit=0.0)):
         engine = Engine(target, draft, tree_budget=20, num_blocks=80, kv_block_size=8)
@@ -113,7 +112,7 @@ def test_accepted_paths_are_long(target: Target) -> None:
     assert all(s.metrics.acceptance_length > 2 for s in long)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_answers_have_the_form_asked_for(target: Target, seed: int) -> None:
     params = [
         SamplingParams(temperature=1.0, seed=seed, max_tokens=150, structured_outputs=StructuredOutputsParams(**form))
@@ -134,7 +133,7 @@ def test_answers_have_the_form_asked_for(target: Target, seed: int) -> None:
 
 
 def test_preemption_keeps_the_grammars_place(target: Target) -> None:
-    params = [replace(p, max_tokens=90) for p in make_params(1.0)]
+    params = [p.replace(max_tokens=90) for p in make_params(1.0)]
     roomy = finish(Engine(target, num_blocks=200, kv_block_size=4), params)
     known = {tuple(s.prompt_ids): s.output_ids for s in roomy}
     for draft in (None, OracleDrafter(known, TEXT_VOCAB_SIZE, hit=0.8)):
@@ -197,16 +196,16 @@ def test_a_processor_that_breaks_the_grammar_harms_only_its_own_request(target: 
 
 
 def test_n_answers_each_follow_the_grammar(target: Target) -> None:
-    form = StructuredOutputsParams(regex=r"[a-z]{3}-\d{4}")
+    form = StructuredOutputsParams(regex=r"[a-z]{3}-[0-9]{4}")
     params = SamplingParams(n=4, temperature=1.5, seed=3, max_tokens=20, structured_outputs=form)
-    [output] = LLM(target, num_blocks=80).generate("hello", params)
+    [output] = LLM(target, None, num_blocks=80).generate("hello", params)
     texts = [c.text for c in output.outputs]
     assert len(set(texts)) == 4
-    assert all(re.fullmatch(r"[a-z]{3}-\d{4}", text) for text in texts)
+    assert all(re.fullmatch(r"[a-z]{3}-[0-9]{4}", text) for text in texts)
 
 
 def test_bad_grammars_are_refused_before_anything_runs(target: Target) -> None:
-    llm = LLM(target, num_blocks=20)
+    llm = LLM(target, None, num_blocks=20)
     good, bad = (SamplingParams(structured_outputs=StructuredOutputsParams(regex=r)) for r in ("a", "("))
     with pytest.raises(JetSpecError, match=r"prompt 1: structured_outputs: at 1\(8\): invalid regex"):
         llm.generate(["a", "b"], [good, bad])

@@ -168,7 +168,7 @@ def gradient_of(head: AutoregressiveHead, anchors: list[int], block: int, depth:
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("block", "depth"), [(0, 1), (1, 1), (1, 3), (2, 4)])
-def test_a_draft_depends_on_taps_before_its_anchor_and_tokens_before_the_predicted_one(
+def test_a_draft_depends_on_states_before_its_anchor_and_tokens_before_the_predicted_one(
     layers: int, block: int, depth: int
 ) -> None:
     anchors = [3, 4, 7]
@@ -214,9 +214,9 @@ def test_it_reloads_as_what_it_is(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask_token_id": 5}, "mask_token_id is 5"),
-        ({"transition_size": 4}, "transition_size is 4"),
-        ({"shifted": True}, "shifted is True"),
+        ({"mask_token_id": 5}, "mask_token_id=5"),
+        ({"transition_size": 4}, "transition_size=4"),
+        ({"shifted": True}, "shifted=True"),
     ],
 )
 def test_what_only_a_parallel_head_has_is_refused(change: dict, message: str) -> None:
@@ -224,8 +224,8 @@ def test_what_only_a_parallel_head_has_is_refused(change: dict, message: str) ->
     config["dflash_config"] |= change
     with pytest.raises(JetSpecError, match=message):
         HeadConfig.from_dict(config)
-    with pytest.raises(JetSpecError, match="method='eagle'"):
-        autoregressive_head(method="eagle")
+    with pytest.raises(JetSpecError, match="kind='eagle'"):
+        autoregressive_head(kind="eagle")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -237,7 +237,7 @@ def test_a_fresh_head_fits_its_target(kind: str) -> None:
     assert head.forward_text(aux_hidden_states, torch.arange(9), torch.tensor([2, 5]), target.embed).isfinite().all()
 
 
-def test_a_head_started_from_its_target_reads_the_last_tap() -> None:
+def test_a_head_started_from_its_target_reads_the_last_aux_hidden_state() -> None:
     target = tiny_target()
     head = head_for_target(target, kind="autoregressive", num_layers=1, block_size=4, num_aux_layers=2, init="target")
     aux_hidden_states = torch.randn(5, 96, generator=torch.Generator().manual_seed(7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import stat
 
 import pytest
@@ -72,11 +73,11 @@ def test_saving_replaces_whole_files_and_leaves_no_others(tmp_path, monkeypatch)
     save_head(tiny_head(1), tmp_path)
     before = hidden(load_head(tmp_path))
 
-    def full_disk(*args):
+    def full_disk(*_):
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "replace", full_disk)
+        patch.setattr(checkpoint.Path, "replace", full_disk)
         with pytest.raises(OSError, match="no space"):
             save_head(tiny_head(2), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
@@ -154,15 +155,31 @@ def test_wrong_shape_names_tensor_and_both_shapes(tmp_path):
         load_head(tmp_path)
 
 
-def test_causality_can_be_given_where_the_checkpoint_says_nothing(tmp_path):
-    save_head(tiny_head(5), tmp_path)
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_head_without_a_causal_flag_is_bidirectional_unless_told(tmp_path, caplog, trained):
+    """The class that publishes DFlash heads writes no flag."""
+    save_head(tiny_head(5, causal=trained), tmp_path)
     data = json.loads((tmp_path / "config.json").read_text())
     del data["is_causal"], data["dflash_config"]["causal"], data["dflash_config"]["causal_head"]
     (tmp_path / "config.json").write_text(json.dumps(data))
-    with pytest.raises(JetSpecError, match="pass causal=True"):
-        load_head(tmp_path)
-    assert load_head(tmp_path, causal=False).config.causal is False
-    assert torch.equal(hidden(load_head(tmp_path, causal=True)), hidden(tiny_head(5)))
+    with caplog.at_level(logging.WARNING, "jetspec"):
+        for causal in (True, False):
+            assert torch.equal(hidden(load_head(tmp_path, causal=causal)), hidden(tiny_head(5, causal=causal)))
+        assert not caplog.records
+        assert torch.equal(hidden(load_head(tmp_path)), hidden(tiny_head(5, causal=False)))
+    [record] = caplog.records
+    assert str(tmp_path) in record.getMessage()
+    assert "bidirectional" in record.getMessage()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_head_with_a_causal_flag_is_not_loaded_as_the_other_kind(tmp_path, caplog, causal):
+    save_head(tiny_head(5, causal=causal), tmp_path)
+    with caplog.at_level(logging.WARNING, "jetspec"):
+        assert load_head(tmp_path).config.causal is load_head(tmp_path, causal=causal).config.causal is causal
+    assert not caplog.records
+    with pytest.raises(JetSpecError, match=f"causal={not causal}: the head's config says {causal}"):
+        load_head(tmp_path, causal=not causal)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +204,7 @@ def test_broken_folders_are_explained(tmp_path, file, content, message):
 
 def test_alias_of_a_shipped_head(tmp_path, monkeypatch):
     save_head(tiny_head(6), tmp_path / "heads" / "tiny-alias")
-    monkeypatch.setattr(checkpoint.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(checkpoint.resources, "files", lambda _: tmp_path)
     assert list(checkpoint.shipped_heads()) == ["tiny-alias"]
     assert torch.equal(hidden(load_head("tiny-alias")), hidden(tiny_head(6)))
 

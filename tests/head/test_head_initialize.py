@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from jetspec.errors import JetSpecError
-from jetspec.head import head_for_target
+from jetspec.head import copy_weights, head_for_target, new_head
 from jetspec.models.target import Target
+from tests.helpers.families import tiny_family
 from tests.helpers.tiny import TINY_MODELS, build, tiny_target
 
 OPTIONS = {"num_layers": 2, "block_size": 4, "mask_token_id": 127}
@@ -104,7 +107,7 @@ def test_targets_weights_stay_frozen_and_apart():
     [
         ("llama", {}, "either num_aux_layers or target_layer_ids"),
         ("llama", {"num_aux_layers": 2, "target_layer_ids": [1, 2]}, "either num_aux_layers or target_layer_ids"),
-        ("llama", {"target_layer_ids": [1, 6]}, "target_layer_ids holds layer 6"),
+        ("llama", {"target_layer_ids": [1, 6]}, r"target_layer_ids=.*must lie in 0\.\.5"),
         ("llama", {"num_aux_layers": 2, "mask_token_id": 128}, "mask_token_id is 128"),
         ("llama", {"num_aux_layers": 2, "init": "zeros"}, "init must be 'random' or 'target'"),
         ("llama", {"num_aux_layers": 2, "init": "target", "num_layers": 7}, "has only 6 layers"),
@@ -114,3 +117,71 @@ def test_targets_weights_stay_frozen_and_apart():
 def test_options_that_do_not_fit_are_named(kind, options, message):
     with pytest.raises(JetSpecError, match=message):
         head_for_target(tiny_target(kind), **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("kind", ["parallel", "autoregressive"])
+@pytest.mark.parametrize(
+    ("family", "eps"),
+    [
+        ("gpt_neox", 1e-5),
+        ("starcoder2", 1e-5),
+        ("olmo", 1e-6),
+        ("cohere", 1e-5),
+        ("cohere2", 1e-5),
+        ("phi", 1e-5),
+        ("persimmon", 1e-5),
+        ("gpt2", 1e-5),
+        ("gptj", 1e-5),
+        ("codegen", 1e-5),
+        ("gpt_bigcode", 1e-5),
+        ("opt", 1e-6),
+        ("biogpt", 1e-12),
+        ("olmo2", 1e-5),
+        ("glm", 1.5625e-07),
+    ],
+)
+def test_a_head_is_made_for_families_that_name_their_fields_otherwise(family, eps, kind):
+    target = Target.from_model(tiny_family(family), name=family)
+    options = {"num_layers": 1, "block_size": 4, "num_aux_layers": 2, "kind": kind}
+    head = head_for_target(target, **options, mask_token_id=127 if kind == "parallel" else None)
+    config = head.config
+    assert config.rms_norm_eps == eps
+    assert (config.hidden_size, config.num_attention_heads, config.num_target_layers) == (48, 4, 6)
+    assert config.max_position_embeddings == target.max_context
+    config.validate_for(target)
+    hidden = head.forward_text(torch.randn(8, 96), torch.arange(12), torch.tensor([2, 7]), target.embed)
+    assert target.lm_head(hidden).isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "starcoder2", "olmo", "cohere", "phi", "gpt2", "opt"])
+def test_weights_are_copied_from_no_family_with_other_norms(family):
+    target = Target.from_model(tiny_family(family), name=family)
+    with pytest.raises(JetSpecError, match=r"init='target' needs .*use init='random'"):
+        head_for_target(target, num_aux_layers=2, init="target", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("intermediate_size", [64, 64], "whole number"),
+        ("num_key_value_heads", [2, 2], "whole number"),
+        ("num_attention_heads", 0, "whole number"),
+        ("num_attention_heads", None, "has no num_attention_heads"),
+        ("rms_norm_eps", "small", "number above 0"),
+        ("rope_parameters", [1], "a mapping"),
+        ("max_position_embeddings", None, "has no max_position_embeddings"),
+    ],
+)
+def test_a_config_that_lacks_what_a_head_needs_names_family_and_field(field, value, message):
+    target = tiny_target("llama")
+    target.config = SimpleNamespace(**{**target.config.to_dict(), "model_type": "odd", field: value})
+    with pytest.raises(JetSpecError, match=rf"this odd model has .*{field}.*{message}|this odd model {message}"):
+        head_for_target(target, num_aux_layers=2, **OPTIONS)
+
+
+def test_a_head_of_another_vocabulary_size_can_be_trained_further():
+    target = tiny_target("llama")
+    trained = new_head(head_for_target(target, num_aux_layers=2, **OPTIONS).config.replace(vocab_size=120))
+    head = head_for_target(target, num_aux_layers=2, **OPTIONS)
+    copy_weights(head, trained)
+    assert torch.equal(head.fc.weight, trained.fc.weight)

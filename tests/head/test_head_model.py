@@ -63,7 +63,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_equals_reference_after_ragged_partial_acceptance(kind, seed):
     simulation = Simulation(tiny_head(seed, **kind), sequences=3, seed=seed)
     simulation.commit([1, 7, 4])
@@ -242,7 +242,8 @@ def test_half_precision_head_takes_and_gives_the_targets_dtype():
 
 def test_cache_bytes_per_token_is_what_the_cache_takes():
     head = tiny_head()
-    assert head.cache_bytes_per_token * 4 == head.new_cache(2, 4).bytes_per_block
+    cache = head.new_cache(2, 4)
+    assert head.cache_bytes_per_token * 2 * 4 == sum(pool.nbytes for pool in cache.keys + cache.values)
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -41,19 +41,6 @@ def test_equals_inference(kind, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_sequences_equal_inference(kind):
-    head = tiny_head(2, **kind)
-    lengths, anchors, owners = [7, 1, 10], torch.tensor([3, 9, 1, 6, 0]), torch.tensor([0, 2, 1, 0, 2])
-    aux_hidden_states, embeds = example(head, sum(lengths), len(anchors), 2)
-    hidden = head.forward_train(
-        head.context(aux_hidden_states), embeds, anchors, lengths=lengths, block_sequences=owners
-    )
-    for a, (anchor, owner) in enumerate(zip(anchors.tolist(), owners.tolist())):
-        own_states = aux_hidden_states.split(lengths)[owner]
-        assert torch.allclose(hidden[a], inference(head, own_states, embeds[a], anchor), atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_at_or_after_the_anchor_is_seen(kind):
     head = tiny_head(3, **kind)
     anchors = torch.tensor([0, 2, 7, 11])
@@ -98,19 +85,6 @@ def test_blocks_see_neither_each_other_nor_ahead_when_causal(causal):
         ]
 
 
-def test_other_sequences_are_not_seen():
-    head = tiny_head(6)
-    aux_hidden_states, embeds = example(head, 10, 2, 6)
-    options = {"lengths": [5, 5], "block_sequences": torch.tensor([0, 1])}
-    anchors, context = torch.tensor([4, 4]), head.context(aux_hidden_states).detach()
-    before = head.forward_train(context, embeds, anchors, **options)
-    changed = context.clone()
-    changed[:5] += 1
-    after = head.forward_train(changed, embeds, anchors, **options)
-    assert torch.equal(before[1], after[1])
-    assert not torch.allclose(before[0], after[0], atol=1e-3)
-
-
 def test_every_parameter_gets_a_gradient():
     head = tiny_head(7)
     aux_hidden_states, embeds = example(head, 12, 3, 7)
@@ -124,9 +98,5 @@ def test_every_parameter_gets_a_gradient():
 def test_shapes_that_do_not_fit_are_refused():
     head = tiny_head()
     context, embeds, anchors = torch.zeros(6, 32), torch.zeros(2, BLOCK, 32), torch.tensor([1, 2])
-    with pytest.raises(JetSpecError, match="lengths"):
-        head.forward_train(context, embeds, anchors, lengths=[2, 3], block_sequences=torch.tensor([0, 1]))
-    with pytest.raises(JetSpecError, match="block_sequences"):
-        head.forward_train(context, embeds, anchors, lengths=[3, 3])
     with pytest.raises(JetSpecError, match="anchors"):
         head.forward_train(context, embeds, anchors[:1])

@@ -66,7 +66,7 @@ class Pool:
     blocks_each: int = 24
     block_size: int = 4
     seed: int = 0
-    aux_hidden_states: Sequence[int] = ()
+    target_layer_ids: Sequence[int] = ()
     committed: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Pool:
         return RowBatch(ids, torch.cat(positions), torch.cat([part.parents for part in parts]), segments)
 
     def forward(self, parts: list[Part], logits_rows: Tensor | None = None, final_hidden: bool = False) -> TargetOutput:
-        return self.target.forward(self.batch(parts), self.cache, logits_rows, self.aux_hidden_states, final_hidden)
+        return self.target.forward(self.batch(parts), self.cache, logits_rows, self.target_layer_ids, final_hidden)
 
     def commit(self, part: Part, rows: list[int]) -> None:
         """Keep the K/V of the accepted rows, in order; the others are given up."""
@@ -117,14 +117,14 @@ class Pool:
 
 @torch.no_grad()
 def plain_forward(
-    model: PreTrainedModel, sequences: Sequence[Tensor], aux_hidden_states: Sequence[int] = ()
+    model: PreTrainedModel, sequences: Sequence[Tensor], target_layer_ids: Sequence[int] = ()
 ) -> list[tuple[Tensor, Tensor]]:
-    """transformers' own logits [n, V] and hidden_states[l + 1] [n, aux_hidden_states * H] of each sequence.
+    """transformers' own logits [n, V] and hidden_states[l + 1] [n, layers * H] of each sequence.
 
     The model is causal, so padding on the right changes nothing and one forward serves all sequences.
     """
     padded = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
     output = model(padded, use_cache=False, output_hidden_states=True)
-    hidden = [output.hidden_states[layer + 1] for layer in aux_hidden_states]
-    tapped = torch.cat(hidden, dim=-1) if hidden else torch.empty(*padded.shape, 0)
-    return [(output.logits[i, : len(ids)], tapped[i, : len(ids)]) for i, ids in enumerate(sequences)]
+    hidden = [output.hidden_states[layer + 1] for layer in target_layer_ids]
+    aux_hidden_states = torch.cat(hidden, dim=-1) if hidden else torch.empty(*padded.shape, 0)
+    return [(output.logits[i, : len(ids)], aux_hidden_states[i, : len(ids)]) for i, ids in enumerate(sequences)]

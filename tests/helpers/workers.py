@@ -18,7 +18,7 @@ from jetspec.train import StepInfo, TrainConfig, train
 from tests.helpers.tiny import tiny_target
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -36,11 +36,11 @@ def killed(config: TrainConfig, target: Target) -> None:
 
     def die(info: StepInfo) -> None:
         if info.step == 3:
-            raise Killed
+            raise KilledError
 
     try:
         train(config, target=target, watch=die)
-    except Killed:
+    except KilledError:
         assert train(config, target=target).finished
 
 

@@ -28,7 +28,7 @@ TOKENIZER = tiny_tokenizer()
 MAX_ROUNDS = 2000
 
 
-class Boom(Exception):
+class BoomError(Exception):
     """What a failing processor raises."""
 
 
@@ -42,7 +42,7 @@ class Processor:
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.seen.append(ids[0].tolist())
         if len(self.seen) == self.fails_at:
-            raise Boom
+            raise BoomError
         scores[0, ids[0, -1]] -= 3  # in place, as many do
         return scores.roll(ids.shape[1] % 2, dims=1)
 

@@ -8,18 +8,20 @@ from torch._dynamo.testing import CompileCounter
 
 from jetspec.engine import Engine
 from jetspec.errors import JetSpecError
-from tests.engine.test_exactness import make_draft, make_params, make_prompts, make_target, references, run
+from tests.helpers.engine import make_draft, make_params, make_prompts, make_target, references, run
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
     torch._dynamo.reset()
     compiler = CompileCounter()  # runs what it is given as it is
     target = make_target(kind)
     target = target.as_compiled(backend=compiler)
-    prompts, params = make_prompts(3), make_params(3, 0.0)
+    prompts, params = make_prompts(2), make_params(2, 0.0)
     truth = references(kind, prompts, params)
-    engine = Engine(target, make_draft("oracle", target, prompts, truth), tree_budget=9, num_blocks=64, kv_block_size=4)
+    engine = Engine(
+        target, make_draft("oracle", target, kind, prompts, params), tree_budget=9, num_blocks=64, kv_block_size=4
+    )
     assert run(engine, prompts, params) == truth
     assert compiler.frame_count > 0
     assert compiler.op_count > 10 * compiler.frame_count, "graphs of a few operations: the layers fell apart"
@@ -33,6 +35,7 @@ def test_exact_targets_are_not_compiled_nor_compiled_ones_exact() -> None:
         Engine(target, batch_invariant=True, compile=True, num_blocks=8)
 
 
+@pytest.mark.slow
 def test_a_compiled_target_leaves_the_one_it_was_made_of_as_it_is() -> None:
     torch._dynamo.reset()
     compiler = CompileCounter()

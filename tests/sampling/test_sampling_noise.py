@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from jetspec.sampling import child_seed, gumbel_noise
+from jetspec.sampling import child_seed
 from jetspec.sampling.noise import _log, _mix, _mix_int, _signed, gumbel_of, uniform
 from tests.helpers.goodness_of_fit import chi_square_p
 
@@ -23,19 +23,19 @@ def test_hash_is_splitmix64():
 
 def test_subset_has_the_same_bits():
     """Fault 9: which tokens survive a filter must not move the noise of any."""
-    full = gumbel_noise(7, 123, IDS)
+    full = gumbel_of(uniform(7, 123, IDS))
     for ids in (IDS[5:6], IDS[17:40], IDS.flip(0), IDS[::7], torch.tensor([3, 3, 49_999])):
-        assert torch.equal(gumbel_noise(7, 123, ids), full[ids])
+        assert torch.equal(gumbel_of(uniform(7, 123, ids)), full[ids])
 
 
 def test_noise_is_pinned():
     """Seeded text must not change between versions or machines."""
-    assert [x.hex() for x in gumbel_noise(42, 10, torch.tensor([0, 1, 49_151])).tolist()] == PINNED
+    assert [x.hex() for x in gumbel_of(uniform(42, 10, torch.tensor([0, 1, 49_151]))).tolist()] == PINNED
 
 
 def test_noise_is_gumbel_of_the_uniform_numbers():
     u = uniform(1, 2, IDS)
-    torch.testing.assert_close(gumbel_noise(1, 2, IDS), -(-u.log()).log(), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(gumbel_of(uniform(1, 2, IDS)), -(-u.log()).log(), rtol=1e-13, atol=1e-13)
 
 
 def test_extreme_uniform_numbers_give_finite_noise():

@@ -1,9 +1,10 @@
 """Every value out of range is refused by an error that names the field and the value."""
 
-import dataclasses
+import pickle
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams
@@ -97,7 +98,7 @@ def test_greedy_and_stop_strings():
 
 
 def test_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(ValidationError, match="frozen"):
         SamplingParams().temperature = 0.5
 
 
@@ -107,3 +108,50 @@ def test_tokens_outside_the_vocabulary_are_refused(changes):
     params.check_vocabulary(11)
     with pytest.raises(JetSpecError, match=rf"{next(iter(changes))} holds token ids \[10\]"):
         params.check_vocabulary(10)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fix"),
+    [
+        ("temperature", -1, "use 0 for greedy decoding"),
+        ("top_p", 0, "use 1 to keep all tokens"),
+        ("seed", 2**64, "use None for no seed"),
+        ("max_tokens", 0, "use None for as many"),
+        ("max_tokens", "5", "an integer; use None for as many"),
+    ],
+)
+def test_errors_say_what_to_do(field, value, fix):
+    with pytest.raises(JetSpecError, match=f"^{field}=.*: must be .*{fix}"):
+        SamplingParams(**{field: value})
+
+
+def test_unknown_fields_are_refused_with_a_suggestion():
+    with pytest.raises(JetSpecError, match="max_token: is not a field of SamplingParams; did you mean max_tokens"):
+        SamplingParams(max_token=3)
+
+
+def test_copies_with_changes_are_checked_anew():
+    params = SamplingParams(temperature=0.5, stop=["a"])
+    assert params.stop_strings == ("a",)
+    assert not params.greedy
+    changed = params.replace(temperature=0, stop="b")
+    assert changed.greedy
+    assert changed.stop_strings == ("b",)
+    assert (params.temperature, params.stop) == (0.5, ["a"])
+    with pytest.raises(JetSpecError, match="top_k=-2"):
+        params.replace(top_k=-2)
+
+
+def test_derived_values_are_no_part_of_equality_and_survive_pickling():
+    params, same = SamplingParams(seed=1, temperature=0), SamplingParams(seed=1, temperature=0)
+    assert params.greedy
+    assert not params.has_filters
+    assert params == same == pickle.loads(pickle.dumps(params))
+    assert {"greedy", "has_filters"} <= set(vars(params))  # so that the hot loop reads plain attributes
+
+
+def test_lists_and_processors_are_kept_as_they_are():
+    processors, bias = [lambda ids, scores: scores], {3: 1}
+    params = SamplingParams(logits_processors=processors, logit_bias=bias)
+    assert params.logits_processors is processors
+    assert params.logit_bias is bias

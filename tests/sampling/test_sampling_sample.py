@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from jetspec.errors import JetSpecError
-from jetspec.sampling import SamplingParams, gumbel_noise, process, sample
+from jetspec.sampling import SamplingParams, process, sample
+from jetspec.sampling.noise import gumbel_of, uniform
 from tests.helpers.goodness_of_fit import chi_square_p
 
 INF = float("inf")
@@ -85,7 +86,7 @@ def test_sample_is_the_argmax_of_scores_plus_noise():
         params = SamplingParams(**changes)
         scores = process(logits, params, [], [])
         for position in range(50):
-            noise = gumbel_noise(5, position, torch.arange(3000))
+            noise = gumbel_of(uniform(5, position, torch.arange(3000)))
             assert sample(scores, params, 5, position) == int((scores.double() + noise).argmax())
 
 
@@ -101,7 +102,7 @@ def test_filters_do_not_move_the_noise():
 
 
 def test_near_ties_are_decided_by_the_portable_noise():
-    noise = gumbel_noise(1, 1, torch.arange(6))
+    noise = gumbel_of(uniform(1, 1, torch.arange(6)))
     level = (10 - noise).float()  # all scores within float32's rounding of each other
     assert (level.double() + noise - 10).abs().max() < 1e-6
     assert sample(level, SamplingParams(), 1, 1) == int((level.double() + noise).argmax())

@@ -214,3 +214,30 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(JetSpecError, match=r'pip install "jetspec\[grammar\]"'):
         grammar(regex="a")
+
+
+def test_every_grammar_of_a_call_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many prompts are checked before the first one starts."""
+    import llguidance
+
+    real, compiled = llguidance.LLMatcher, []
+
+    def counting(tokenizer: object, source: str, **options) -> object:
+        compiled.append(source)
+        return real(tokenizer, source, **options)
+
+    forms = [StructuredOutputsParams(regex=f"once {index}") for index in range(150)]
+    counting.grammar_from_json_schema = real.grammar_from_json_schema
+    monkeypatch.setattr(llguidance, "LLMatcher", counting)
+    for _ in range(2):
+        for form in forms:
+            new_grammar(TOKENIZER, {EOS}, form)
+    assert len(compiled) == 150
+
+
+def test_copies_compare_and_change() -> None:
+    form = StructuredOutputsParams(regex="a")
+    assert form.replace(regex="b").source != form.source
+    assert form == StructuredOutputsParams(regex="a")
+    with pytest.raises(JetSpecError, match="regexx: is not a field of StructuredOutputsParams; did you mean regex"):
+        StructuredOutputsParams(regexx="a")

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from jetspec.models.target import Target
-from jetspec.train import TrainConfig
+from jetspec.train import TrainConfig, train
 from tests.helpers.tiny import tiny_target
+from tests.helpers.training import SETTINGS, Trained
 
 
 @pytest.fixture(scope="session")
@@ -37,28 +38,27 @@ def make_config(prompts_file: Path, tmp_path: Path) -> Callable[..., TrainConfig
     """Configurations of a small run into a directory under ``tmp_path``."""
 
     def make(name: str = "out", **changes: Any) -> TrainConfig:
-        settings: dict[str, Any] = {
-            "target": "tiny",
-            "prompts": prompts_file,
-            "output": tmp_path / name,
-            "eval_prompts": 4,
-            "max_prompts": 12,
-            "max_tokens": 24,
-            "num_layers": 2,
-            "block_size": 4,
-            "num_aux_layers": 2,
-            "transition_size": 0,
-            "blocks_per_step": 24,
-            "blocks_per_sequence": 8,
-            "max_steps": 8,
-            "log_every": 2,
-            "eval_every": 4,
-            "eval_max_tokens": 12,
-            "eval_budgets": (4, 8),
-            "shard_sequences": 5,
-            "learning_rate": 3e-3,
-            "dtype": "float32",
-        }
-        return TrainConfig(**{**settings, **changes})
+        return TrainConfig(**{**SETTINGS, "prompts": prompts_file, "output": tmp_path / name, **changes})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained(target: Target, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run over all 200 prompts, long enough for the head to learn."""
+    size = {"max_prompts": None, "eval_prompts": 4, "max_tokens": 24, "shard_sequences": 64}
+    step = {"max_steps": 60, "eval_every": 60, "blocks_per_step": 64, "transition_size": None}
+    output = tmp_path_factory.mktemp("trained")
+    config = TrainConfig(**{**SETTINGS, **size, **step, "prompts": prompts_file, "output": output})
+    losses: list[float] = []
+    return Trained(config, train(config, target=target, watch=lambda info: losses.append(info.loss)), losses)
+
+
+@pytest.fixture(scope="session")
+def finished(target: Target, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run of two steps without measurements."""
+    output = tmp_path_factory.mktemp("finished")
+    size = {"max_steps": 2, "eval_prompts": 0}
+    config = TrainConfig(**{**SETTINGS, **size, "prompts": prompts_file, "output": output})
+    losses: list[float] = []
+    return Trained(config, train(config, target=target, watch=lambda info: losses.append(info.loss)), losses)

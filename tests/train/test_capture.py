@@ -63,7 +63,7 @@ def test_a_killed_capture_goes_on_after_its_last_whole_shard(target: Target, tmp
     capture(target, PROMPTS, tmp_path / "whole", SETTINGS)
     calls = []
 
-    def die(done: int, total: int, tokens: int) -> None:
+    def die(done: int, _total: int, _tokens: int) -> None:
         calls.append(done)
         if done == 6:  # answered, but not written yet
             raise KeyboardInterrupt
@@ -71,7 +71,7 @@ def test_a_killed_capture_goes_on_after_its_last_whole_shard(target: Target, tmp
     with pytest.raises(KeyboardInterrupt):
         capture(target, PROMPTS, tmp_path / "killed", SETTINGS, on_progress=die)
     calls.clear()
-    capture(target, PROMPTS, tmp_path / "killed", SETTINGS, on_progress=lambda done, total, tokens: calls.append(done))
+    capture(target, PROMPTS, tmp_path / "killed", SETTINGS, on_progress=lambda done, *_: calls.append(done))
     assert calls[0] == 3  # the first shard was not answered again
     assert calls[-1] == len(PROMPTS)
     assert_same(tmp_path / "whole", tmp_path / "killed")

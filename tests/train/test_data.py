@@ -31,7 +31,7 @@ def talk(*texts: str) -> dict[str, Any]:
 
 def gather(target: Target, config: TrainConfig, said: list[str] | None = None) -> tuple[list[Prompt], list[Prompt]]:
     say = [].append if said is None else said.append
-    return training_prompts(target, config, say=say, track=lambda name: lambda done, total, tokens: None)
+    return training_prompts(target, config, say=say, track=lambda _name: lambda *_: None)
 
 
 def write(path: Path, *records: object) -> Path:
@@ -58,7 +58,9 @@ def test_no_turn_of_a_held_out_conversation_is_trained_on(
 ) -> None:
     # Each conversation's first turn is also a row of its own.
     rows = [r for i in range(12) for r in (talk(f"q{i}", "a", f"r{i}", "b"), {"prompt": f"q{i}"})]
-    training, held_out = gather(target, make_config(prompts=write(tmp_path / "p.jsonl", *rows), max_prompts=None))
+    training, held_out = gather(
+        target, make_config(prompts=write(tmp_path / "p.jsonl", *rows), max_prompts=None, eval_prompts=4)
+    )
     trained = {p.token_ids for p in training}
     assert len(held_out) == 4
     for prompt in held_out:
@@ -84,7 +86,7 @@ def test_regenerated_turns_are_what_the_target_says_in_a_chat(
     path = write(tmp_path / "p.jsonl", talk("hello", "?", "and", "?", "so", "?"), {"prompt": "one", "response": "?"})
     config = make_config(prompts=path, eval_prompts=0, regenerate=True, max_tokens=30)
     prompts, _ = gather(target, config)
-    llm, params = LLM(target), SamplingParams(temperature=0, max_tokens=30)
+    llm, params = LLM(target, None), SamplingParams(temperature=0, max_tokens=30)
     messages: list[dict] = []
     for prompt, text in zip(prompts, ("hello", "and", "so"), strict=False):
         messages.append({"role": "user", "content": text})
@@ -119,7 +121,7 @@ def test_engine_answers_are_seeded_and_stored(target: Target, tmp_path: Path) ->
     assert engine_answers(target, tmp_path / "b", max_num_seqs=2)(asks[::-1]) == answers[::-1]
     assert engine_answers(target, tmp_path / "c", seed=1)(asks) != answers
     ran: list[int] = []
-    again = engine_answers(target, tmp_path / "a", progress=lambda done, total, tokens: ran.append(done))
+    again = engine_answers(target, tmp_path / "a", progress=lambda done, *_: ran.append(done))
     assert again(asks) == answers
     assert not ran  # nothing was left to write
     for answer in answers:
@@ -146,7 +148,7 @@ def test_user_turns(brief: Target, tmp_path: Path) -> None:
 
 def test_a_target_that_repeats_itself_is_told(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same = Answer("what is it?", (1, 2, 3, 4, target.tokenizer.eos_token_id), True)
-    monkeypatch.setattr(EngineAnswers, "write", lambda self, requests: [same for _ in requests])
+    monkeypatch.setattr(EngineAnswers, "write", lambda _self, requests: [same for _ in requests])
     with pytest.raises(JetSpecError, match="self_prompts=3: the target wrote only 1 usable user turns"):
         write_user_turns(engine_answers(target, tmp_path), Renderer(target), 3)
 
@@ -171,7 +173,9 @@ def test_a_run_without_a_file(brief: Target, make_config: MakeConfig, monkeypatc
     result = train(config, target=brief)
     assert result.finished
     assert "8 user turns that the target wrote" in (config.folder / "README.md").read_text()
-    monkeypatch.setattr(EngineAnswers, "_decode", lambda self, prompts: pytest.fail("written again") if prompts else [])
+    monkeypatch.setattr(
+        EngineAnswers, "_decode", lambda _self, prompts: pytest.fail("written again") if prompts else []
+    )
     assert train(config, target=brief).finished
 
 
@@ -204,12 +208,12 @@ def test_answers_of_a_server_are_trained_on(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompts": None}, "prompts: none; give a file .*self_prompts=N"),
+        ({"prompts": None}, "prompts: none are given; name a file .*self_prompts=N"),
         ({"self_prompts": 3, "chat": False}, "self_prompts=3: needs the chat template"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs="),
-        ({"answers_from": "localhost:8000"}, "answers_from='localhost:8000': an address like"),
+        ({"answers_from": "localhost:8000"}, "answers_from='localhost:8000': must be an address like"),
         ({"answers_model": "m"}, "answers_model='m': is for a server; give answers_from too"),
-        ({"on_bad_rows": "drop"}, "on_bad_rows='drop': one of refuse, skip"),
+        ({"on_bad_rows": "drop"}, "on_bad_rows='drop': must be one of 'refuse' or 'skip'"),
     ],
 )
 def test_a_configuration_names_its_bad_field(make_config: MakeConfig, change: dict, message: str) -> None:

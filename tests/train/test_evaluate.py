@@ -45,7 +45,7 @@ def test_nothing_to_measure(target: Target, head: DraftHead) -> None:
 def test_prompts_are_shared_out(target: Target, head: DraftHead, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks without a prompt take part; together they count each prompt once."""
     parts: list[list[float]] = []
-    monkeypatch.setattr(Processes, "sum", lambda self, *values: parts.append(list(values)) or list(values))
+    monkeypatch.setattr(Processes, "sum", lambda _self, *values: parts.append(list(values)) or list(values))
     for rank in range(7):
         measure_acceptance(target, head, PROMPTS, tree_budgets=(160,), max_tokens=9, processes=Processes(rank, 7))
     measure_acceptance(target, head, PROMPTS, tree_budgets=(160,), max_tokens=9)

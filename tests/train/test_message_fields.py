@@ -116,5 +116,5 @@ def test_a_file_is_refused_by_line_and_field(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(JetSpecError, match=r"p\.jsonl, line 2: messages\[1\]\.reasoning_content: "):
         training_prompts(
-            target, make_config(prompts=path, eval_prompts=0), say=print, track=lambda name: lambda *done: None
+            target, make_config(prompts=path, eval_prompts=0), say=print, track=lambda _name: lambda *_: None
         )

@@ -58,7 +58,7 @@ def test_a_run_that_goes_on_continues_its_wandb_run(
     run = SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: None)
     fake = SimpleNamespace(init=lambda **options: started.append(options) or run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr("jetspec.train.run.check_tracker", lambda name: None)
+    monkeypatch.setattr("jetspec.train.run.check_tracker", lambda _name: None)
     assert not train(make_config(log_with="wandb", max_minutes=1e-9, **SMALL), target=target).finished
     assert train(make_config(log_with="wandb", **SMALL), target=target).finished
     assert [step for step, _ in logged] == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""A target that computes NaN is named as the cause, wherever it begins; a diverging run still names the learning rate."""
+"""A target that computes NaN is named as the cause, wherever it begins; a run that diverges names the learning rate."""
 
 from __future__ import annotations
 
@@ -134,6 +134,6 @@ def test_the_trainer_tells_the_causes_apart(
     config = make_config(learning_rate=1e38, warmup=0.0, eval_prompts=0)
     with pytest.raises(JetSpecError, match=r"learning_rate=1e\+38: training diverged at step \d; lower it"):
         train(config, target=target)
-    monkeypatch.setattr(GradientStep, "find_fault", lambda self, sequences: "training sequence 1: not finite")
+    monkeypatch.setattr(GradientStep, "find_fault", lambda *_: "training sequence 1: not finite")
     with pytest.raises(JetSpecError, match=r"^training sequence 1: not finite"):
         train(make_config("other", learning_rate=1e38, warmup=0.0, eval_prompts=0), target=target)

@@ -86,6 +86,7 @@ def assert_same(left: Path, right: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("several", "one"), [("ddp", "one"), ("fsdp", "one"), ("ddp-idle", "one-idle"), ("fsdp-idle", "one-idle")]
 )
@@ -93,12 +94,14 @@ def test_two_processes_train_what_one_trains(runs: Path, several: str, one: str)
     assert_close(runs / several, runs / one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cut", "uncut"), [("ddp-killed", "ddp"), ("ddp-stopped", "ddp"), ("fsdp-killed", "fsdp")])
 def test_two_processes_resume_bit_identically(runs: Path, cut: str, uncut: str) -> None:
     assert_same(runs / cut, runs / uncut)
 
 
-def test_processes_share_out_the_capture(runs: Path) -> None:
+@pytest.mark.slow
+def test_processes_share_the_capture(runs: Path) -> None:
     for one in (runs / "one" / "capture").glob("shard-*.safetensors"):
         a, b = load_file(one), load_file(runs / "ddp" / "capture" / one.name)
         assert all(torch.equal(a[name], b[name]) for name in a)
@@ -107,6 +110,7 @@ def test_processes_share_out_the_capture(runs: Path) -> None:
     assert len(names[0]) == 1 + 2 * 3
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(runs: Path, target: Target, prompts_file: Path) -> None:
     """Two sharded processes reached step 4; one finds the same weights, optimizer and best step there."""
     changes = {"fsdp": False}
@@ -139,14 +143,14 @@ def test_what_training_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_processes_choose_their_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=2))
-    with pytest.raises(JetSpecError, match="device='cuda:1': several processes share out the devices"):
+    with pytest.raises(JetSpecError, match="device='cuda:1': several processes share the devices"):
         Processes.start("cuda:1")
 
 
 def test_a_folder_that_is_not_shared_is_refused(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Processes, "wait", lambda self: None)
+    monkeypatch.setattr(Processes, "wait", lambda _self: None)
     with pytest.raises(JetSpecError, match="must be on a file system that all processes share"):
         capture(
             target,

@@ -48,7 +48,7 @@ def raw(target: Target) -> Target:
 def prompts_of(row: Row, renderer: Renderer, **options: Any) -> list[Prompt]:
     """Of a row whose turns are all given, or left open at the end."""
     bad = BadRows()
-    [prompts] = answer_rows([row], lambda r: turns(r, renderer, **options), lambda asks: pytest.fail("asked"), bad)
+    [prompts] = answer_rows([row], lambda r: turns(r, renderer, **options), lambda _asks: pytest.fail("asked"), bad)
     bad.raise_if_any()
     return prompts
 
@@ -58,7 +58,7 @@ def encode(target: Target, text: str) -> tuple[int, ...]:
 
 
 def served(target: Target, messages: list[dict]) -> tuple[int, ...]:
-    return tuple(LLM(target).prepare_chat([messages])[0].prompt_token_ids)
+    return tuple(LLM(target, None).prepare_chat([messages])[0].prompt_token_ids)
 
 
 def test_every_assistant_turn_is_an_example_as_served(target: Target) -> None:
@@ -119,7 +119,7 @@ def test_a_cut_answer_ends_its_conversation_and_a_failed_one_drops_it(target: Ta
     results: list[Answer | JetSpecError] = [Answer("ab", (1,), False), JetSpecError("no luck")]
     bad = BadRows()
     rows = [Row("first", TALK), Row("second", TALK)]
-    found = answer_rows(rows, lambda r: turns(r, Renderer(target), regenerate=True), lambda asks: results, bad)
+    found = answer_rows(rows, lambda r: turns(r, Renderer(target), regenerate=True), lambda _asks: results, bad)
     assert [len(prompts) for prompts in found] == [1, 0]
     assert bad.errors == ["second: no luck"]
 

@@ -32,7 +32,7 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict, str | None]] = []
         self.replies: list[Reply] = []
-        self.default: Callable[[dict], Reply] = lambda body: chat("ok")
+        self.default: Callable[[dict], Reply] = lambda _body: chat("ok")
         self.running = self.most_running = 0
         lock, outer = threading.Lock(), self
 

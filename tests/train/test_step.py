@@ -157,7 +157,7 @@ def test_a_block_cannot_see_past_its_anchor(
     anchor = int(sample_anchors(length, start, 1, keyed_generator(config.seed, 0, 0)))
 
     def perturbed(first: int) -> Callable[..., Captured]:
-        def changed(index: int, rows: int | None = None) -> Captured:
+        def changed(index: int, **_: object) -> Captured:
             # All rows are handed over, so that the head's mask alone keeps them out.
             whole = read(index)
             aux_hidden_states = whole.aux_hidden_states.clone()

@@ -19,24 +19,22 @@ from jetspec.train.signals import StopSignals
 MakeConfig = Callable[..., TrainConfig]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_step_and_leaves_a_run_to_go_on(
-    target: Target, make_config: MakeConfig, number: signal.Signals
-) -> None:
-    size = {"max_steps": 4, "export": "last", "eval_prompts": 2, "max_prompts": 4, "max_tokens": 8}
+SIZE = {"max_steps": 6, "export": "last", "eval_prompts": 2, "max_prompts": 4, "max_tokens": 8}
+
+
+def test_a_signal_ends_the_step_and_leaves_a_run_to_go_on(target: Target, make_config: MakeConfig) -> None:
+    train(make_config("whole", **SIZE), target=target)
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    told = {1: signal.SIGTERM, 3: signal.SIGINT}
 
     def tell(info: StepInfo) -> None:
-        if info.step == 1:
-            os.kill(os.getpid(), number)
+        if info.step in told:
+            os.kill(os.getpid(), told[info.step])
 
-    result = train(make_config("stopped", **size), target=target, watch=tell)
-    assert (result.steps, result.finished) == (2, False)
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
-    steps: list[int] = []
-    train(make_config("stopped", **size), target=target, watch=lambda info: steps.append(info.step))
-    assert steps == [3, 4]
-    train(make_config("whole", **size), target=target)
+    for steps in (2, 4, 6):  # ended by one signal, resumed and ended by the other, resumed
+        result = train(make_config("stopped", **SIZE), target=target, watch=tell)
+        assert (result.steps, result.finished) == (steps, steps == 6)
+        assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
     a, b = (load_head(make_config(name).folder).state_dict() for name in ("stopped", "whole"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 

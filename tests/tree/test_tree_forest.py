@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec.tree import Forest, forest_of
@@ -39,6 +39,7 @@ def trees_of(forest: Forest) -> list[list[tuple[tuple[int, ...], float]]]:
     return found
 
 
+@settings(max_examples=40)
 @given(forests())
 def test_depths_and_ranks(case: tuple[Forest, list[list[int]]]) -> None:
     forest, shapes = case
@@ -51,6 +52,7 @@ def test_depths_and_ranks(case: tuple[Forest, list[list[int]]]) -> None:
     assert forest.sibling_ranks().tolist() == ranks
 
 
+@settings(max_examples=40)
 @given(forests(), st.randoms(use_true_random=False))
 def test_keep_leaves_the_paths_of_what_is_kept(case: tuple[Forest, list[list[int]]], random) -> None:
     forest, _ = case

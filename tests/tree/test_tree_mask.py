@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec.errors import JetSpecError
-from jetspec.tree import ancestor_mask, chain_parents, depths_of
+from jetspec.tree import ancestor_mask, chain_parents
 
 
 def follow(parents, row):
@@ -16,7 +16,7 @@ def follow(parents, row):
     return path
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_mask_and_depths_follow_the_parents(data):
     n = data.draw(st.integers(0, 40))
@@ -27,14 +27,12 @@ def test_mask_and_depths_follow_the_parents(data):
     assert mask.dtype == torch.bool
     for row in range(n):
         assert mask[row].nonzero().flatten().tolist() == sorted(follow(parents, row))
-    assert depths_of(tensor).tolist() == [len(follow(parents, row)) - 1 for row in range(n)]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 64, 100])
 def test_a_chain_is_causal(n):
     parents = chain_parents(n)
     assert torch.equal(ancestor_mask(parents), torch.ones(n, n).tril().bool())
-    assert depths_of(parents).tolist() == list(range(n))
 
 
 @pytest.mark.parametrize("parents", [[0], [-1, 2, 0], [-2]])

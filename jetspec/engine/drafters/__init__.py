@@ -3,19 +3,16 @@
 from jetspec.engine.drafters.autoregressive import AutoregressiveDrafter
 from jetspec.engine.drafters.base import CommittedRows, Drafter, HeadDrafter
 from jetspec.engine.drafters.draft_model import ModelDrafter
-from jetspec.engine.drafters.load import DRAFT_METHODS, head_drafter, load_drafter
 from jetspec.engine.drafters.ngram import NgramDrafter
 from jetspec.engine.drafters.parallel import ParallelDrafter
+from jetspec.head import DraftHead
 
-__all__ = [
-    "DRAFT_METHODS",
-    "AutoregressiveDrafter",
-    "CommittedRows",
-    "Drafter",
-    "HeadDrafter",
-    "ModelDrafter",
-    "NgramDrafter",
-    "ParallelDrafter",
-    "head_drafter",
-    "load_drafter",
-]
+__all__ = ["CommittedRows", "Drafter", "HeadDrafter", "ModelDrafter", "NgramDrafter", "head_drafter"]
+
+#: The drafter of each kind of head.
+HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {"parallel": ParallelDrafter, "autoregressive": AutoregressiveDrafter}
+
+
+def head_drafter(head: DraftHead, *, chain: bool = False, window: int | None = None) -> HeadDrafter:
+    """The drafter for a head's kind; see `HeadDrafter` for the arguments and errors."""
+    return HEAD_DRAFTERS[head.config.kind](head, chain=chain, window=window)

@@ -112,7 +112,7 @@ class HeadDrafter(Drafter):
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
         """Check that the head fits the target, and make room for what it keeps of committed tokens."""
         super().prepare(target, num_blocks, block_size)
-        self.head.config.validate_for(target)
+        self.head.validate_for(target)
         pack_linears(self.head)
         self.target = target
         self.cache = self.head.new_cache(num_blocks, block_size)
