@@ -192,7 +192,7 @@ def together_rate(target: Target, prompts: list[list[int]], params: SamplingPara
     """Tokens per second of eight requests that decode together."""
     llm = LLM(target, None, enable_prefix_caching=False)
     sequences = [llm.engine.add(str(i), prompts[i % len(prompts)], params) for i in range(8)]
-    while not all(s.is_decoding for s in sequences):
+    while llm.engine.has_work and not all(s.is_decoding or s.finished for s in sequences):
         llm.engine.step()
     before = sum(s.num_output for s in sequences)
     steps = min(params.max_tokens or 32, 32)
