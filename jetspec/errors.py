@@ -1,5 +1,7 @@
 """The errors JetSpec raises for input that it cannot honour."""
 
+from typing import Any
+
 
 class JetSpecError(ValueError):
     """A request, checkpoint or model that cannot be honoured; the message names the field and the fix."""
@@ -17,6 +19,6 @@ def is_positive_integer(value: object) -> bool:
 class RequestError(JetSpecError):
     """Requests that failed while others ran on; `outputs` holds what every request of the call produced."""
 
-    def __init__(self, message: str, outputs: list) -> None:
+    def __init__(self, message: str, outputs: list[Any]) -> None:
         super().__init__(message)
         self.outputs = outputs

@@ -179,7 +179,7 @@ def load_reference(name: str, target: Target) -> Any:
     except (OSError, ValueError) as error:
         raise JetSpecError(f"methods='hf': transformers cannot load {name!r}: {error}") from error
     # The other methods ignore the settings that a checkpoint recommends, such as penalties.
-    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig()
     model = torch.nn.Module.to(model, target.device)
     return torch.nn.Module.eval(model).requires_grad_(False)
 
@@ -269,7 +269,7 @@ class Transformers:
         # As with the other methods, only the temperature shapes the distribution.
         choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
         eos = sorted(self.target.eos_token_ids)
-        config = GenerationConfig(  # type: ignore[no-untyped-call]
+        config = GenerationConfig(
             **{"do_sample": False, **choice},
             max_new_tokens=limit,
             eos_token_id=eos or None,

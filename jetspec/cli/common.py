@@ -18,7 +18,8 @@ from rich.console import Console
 from jetspec.errors import JetSpecError
 
 if TYPE_CHECKING:
-    from jetspec.llm import LLM, ChatTemplateKwargs
+    from jetspec.inputs import ChatTemplateKwargs
+    from jetspec.llm import LLM
     from jetspec.models.target import Target
 
 #: The target that the commands use by default: the model whose head ships with the package.

@@ -27,7 +27,7 @@ class ScheduledSequence:
 
     sequence: Sequence
     #: Rows it may have: the length of a prompt chunk, or the largest tree, root included.
-    max_rows: int
+    granted_rows: int
     #: Committed tokens before the round.
     context_len: int
     #: Whether the rows decode (a verify forward or one plain step) rather than fill in a prompt.
@@ -49,7 +49,7 @@ class ScheduledSequence:
     @property
     def drafts(self) -> bool:
         """Whether the tree may have more than its root."""
-        return self.decodes and self.max_rows > 1
+        return self.decodes and self.granted_rows > 1
 
     @property
     def has_tree(self) -> bool:
@@ -68,7 +68,7 @@ class ScheduledSequence:
 
     def set_chain(self) -> None:
         """Known tokens as rows: a prompt chunk, or the lone root of plain decoding."""
-        stop = self.context_len + (1 if self.decodes else self.max_rows)
+        stop = self.context_len + (1 if self.decodes else self.granted_rows)
         self.token_ids = self.sequence.token_ids[self.context_len : stop]
         self.parents = list(range(-1, len(self) - 1))
         self.positions = list(range(self.context_len, stop))
@@ -104,12 +104,12 @@ class Allocation:
         """The allocation of the round as it was scheduled: fewer rows where room was short."""
         drafted = [s for s in scheduled if s.drafts]
         others = [s for s in scheduled if not s.drafts]
-        rows = [1 if s.decodes else s.max_rows for s in others]
-        yielding = [s.decodes or s.context_len + s.max_rows == len(s.sequence.token_ids) for s in others]
+        rows = [1 if s.decodes else s.granted_rows for s in others]
+        yielding = [s.decodes or s.context_len + s.granted_rows == len(s.sequence.token_ids) for s in others]
         return replace(
             self,
             sequences=[s.sequence for s in drafted],
-            rows=[s.max_rows for s in drafted],
+            rows=[s.granted_rows for s in drafted],
             other_rows=sum(rows),
             other_keys=sum(s.context_len * n for s, n in zip(others, rows, strict=True)),
             other_tokens=sum(yielding),

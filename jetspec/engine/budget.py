@@ -95,8 +95,9 @@ class AutoBudget(Budget):
         return Allocation(sequences, [LEAST_ROWS if i == chosen else 1 for i in range(number)], is_trial=True)
 
     def _best_nodes(self, number: int, context: float) -> int:
-        """Nodes for each of `number` sequences that pay best if drafts are worth what they were on average; 0: plain
-        decoding.
+        """The number of nodes for each of `number` sequences that promises most tokens per second.
+
+        Drafts count as much as they did on average. 0 means plain decoding.
         """
         gains = self.mean_gains()
         nodes = np.arange(len(gains) + 1)

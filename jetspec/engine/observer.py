@@ -59,8 +59,11 @@ class EngineStep:
 class Observer:
     """Base class whose methods do nothing; pass a subclass to the engine and override what you need."""
 
-    def committed(self, rows: Committed) -> None: ...
+    def committed(self, rows: Committed) -> None:
+        """The engine calls this for each sequence whose rows became final in a round."""
 
-    def round(self, record: RoundRecord) -> None: ...
+    def round(self, record: RoundRecord) -> None:
+        """The engine calls this for each sequence whose draft tree was verified in a round."""
 
-    def step(self, record: EngineStep) -> None: ...
+    def step(self, record: EngineStep) -> None:
+        """The engine calls this once at the end of each round."""

@@ -29,6 +29,7 @@ class Scheduler:
         self.running: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the waiting queue."""
         self.waiting.append(sequence)
 
     def release(self, sequence: Sequence) -> None:

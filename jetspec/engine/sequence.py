@@ -50,14 +50,17 @@ class Sequence:
 
     @property
     def output_ids(self) -> list[int]:
+        """The tokens of the answer so far, without the prompt's."""
         return self.token_ids[len(self.prompt_ids) :]
 
     @property
     def num_output(self) -> int:
+        """The number of the answer's tokens so far."""
         return len(self.token_ids) - len(self.prompt_ids)
 
     @property
     def anchor(self) -> int:
+        """The newest token, from which the next draft tree grows."""
         return self.token_ids[-1]
 
     @property
@@ -67,6 +70,7 @@ class Sequence:
 
     @property
     def finished(self) -> bool:
+        """Whether the answer has ended, for whatever reason."""
         return self.finish_reason is not None
 
     @property

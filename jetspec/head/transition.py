@@ -75,6 +75,17 @@ class TransitionChildren:
         self.state: Tensor | None = None
 
     def __call__(self, depth: int, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+        """The children of a depth's frontier, most probable first.
+
+        Args:
+            depth: depth of the children, from 1. Calls go through the depths in order, because each depth's state
+                continues the one before.
+            tokens: [S, W], the frontier's tokens.
+            parents: [S, W], the place of each frontier node's parent in the frontier before.
+
+        Returns:
+            Log probabilities and token ids of the children, both [S, W, K].
+        """
         sequences, width = tokens.shape
         state = None
         if self.state is not None:

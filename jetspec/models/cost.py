@@ -29,12 +29,14 @@ class TimeCurve:
         self._seconds = np.maximum.accumulate(np.asarray(seconds, dtype=float))
 
     def __call__(self, count: np.ndarray | float) -> np.ndarray:
+        """Seconds at each count, in an array of the same shape as `count`."""
         counts, seconds = self._counts, self._seconds
         inside = np.asarray(np.interp(count, counts, seconds))
         if len(counts) == 1:
             return inside
         slope = (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2])
-        return inside + np.maximum(np.asarray(count) - counts[-1], 0) * slope
+        seconds_at: np.ndarray = inside + np.maximum(np.asarray(count) - counts[-1], 0) * slope
+        return seconds_at
 
     def observe(self, count: float, seconds: float) -> None:
         """Move the curve towards an observation, most where it was made."""
@@ -64,10 +66,12 @@ class CostModel:
         return float(self.draft(sequences)) if self.draft is not None else 0.0
 
     def observe_verify(self, rows: int, keys: int, seconds: float) -> None:
+        """Learn that a round of `rows` rows and `keys` row-key pairs took `seconds` without its draft."""
         own = seconds - self.key_seconds * keys
         self.rows.observe(rows, max(own, seconds / MAX_DEVIATION))
 
     def observe_draft(self, sequences: int, seconds: float) -> None:
+        """Learn from a draft for `sequences` sequences that took `seconds`. The first one is ignored."""
         self._drafts += 1
         if self.draft is not None:
             self.draft.observe(sequences, seconds)

@@ -75,12 +75,12 @@ def penalize(scores: Tensor, params: SamplingParams, prompt_ids: Sequence[int], 
     """Repetition penalty over prompt and answer; frequency and presence penalties over the answer."""
     output = torch.tensor(output_ids, dtype=torch.int64, device=scores.device)
     if params.repetition_penalty != 1:
-        seen = torch.cat([torch.tensor(prompt_ids, dtype=torch.int64, device=scores.device), output]).unique()  # type: ignore[no-untyped-call]
+        seen = torch.cat([torch.tensor(prompt_ids, dtype=torch.int64, device=scores.device), output]).unique()
         old = scores[seen]
         penalty = params.repetition_penalty
         scores = scores.index_copy(0, seen, torch.where(old > 0, old / penalty, old * penalty))
     if len(output) and (params.frequency_penalty or params.presence_penalty):
-        tokens, counts = output.unique(return_counts=True)  # type: ignore[no-untyped-call]
+        tokens, counts = output.unique(return_counts=True)
         scores = scores.index_add(0, tokens, -(params.frequency_penalty * counts + params.presence_penalty))
     return scores
 

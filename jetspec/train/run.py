@@ -200,7 +200,7 @@ def _mask_token(target: Target, used: frozenset[int], config: TrainConfig, train
         return None
     if config.mask_token is None and trained is not None and trained.config.mask_token_id is not None:
         return trained.config.mask_token_id
-    rows = target.model.get_input_embeddings().weight.shape[0]
+    rows = target.num_embeddings
     return choose_mask_token(target.tokenizer, rows, used, wanted=config.mask_token)
 
 

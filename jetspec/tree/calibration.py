@@ -33,19 +33,24 @@ class Calibration:
         """[kinds, MAX_DEPTH, MAX_RANK]: what a probability given by the drafter is multiplied with."""
         expected, accepted = (x.sum(axis=(1, 2), keepdims=True) for x in (self._expected, self._accepted))
         overall = (accepted + 1) / (expected + 1)
-        return (self._accepted + PRIOR * overall) / (self._expected + PRIOR)
+        ratios: np.ndarray = (self._accepted + PRIOR * overall) / (self._expected + PRIOR)
+        return ratios
 
     def path_probabilities(self, nodes: Nodes) -> np.ndarray:
         """[N] corrected probability that a node is reached and accepted; never above its parent's, 1 for a root."""
         corrected = np.minimum(nodes.conditional * self.ratios[nodes.cells], 1.0)
-        paths = np.ones_like(corrected)
+        paths: np.ndarray = np.ones_like(corrected)
         for level in nodes.levels:
             paths[level] = paths[nodes.parents[level]] * corrected[level]
         return paths
 
     def observe(self, nodes: Nodes, visited: np.ndarray, at_stake: np.ndarray) -> None:
-        """Learn from a verified forest: visited [N], the nodes on the walks; at_stake [N], whether the target chose
-        among the node's siblings.
+        """Learn from a verified forest.
+
+        Args:
+            nodes: the forest's N nodes.
+            visited: [N] bool, whether the node is on its tree's walk.
+            at_stake: [N] bool, whether the target chose among the node and its siblings.
         """
         self._expected *= FADE
         self._accepted *= FADE

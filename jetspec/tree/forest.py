@@ -28,6 +28,7 @@ class Forest:
 
     @property
     def num_trees(self) -> int:
+        """The number of trees, S."""
         return len(self.offsets) - 1
 
     def keep(self, kept: Tensor) -> "Forest":

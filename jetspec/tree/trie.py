@@ -9,8 +9,10 @@ import numpy as np
 
 
 def find_continuations(tokens: np.ndarray, min_ngram: int, max_ngram: int) -> np.ndarray:
-    """Indices in tokens [n] that follow an earlier occurrence of the longest suffix of min_ngram .. max_ngram tokens
-    that has one, ascending.
+    """The places in tokens [n] that follow an earlier occurrence of the text's end, ascending.
+
+    The end is the longest suffix of min_ngram .. max_ngram tokens that has occurred before; without one the result is
+    empty.
     """
     for n in range(min(max_ngram, len(tokens) - 1), min_ngram - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], n)

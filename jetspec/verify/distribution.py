@@ -150,7 +150,8 @@ def partition(next_probs: NextProbs, length: int, samples: int) -> dict[Cell, fl
             counts = mass * probs
             tokens = (counts >= MIN_EXPECTED).nonzero().flatten().tolist()
             grown.update({(*prefix, t): float(counts[t]) for t in tokens})
-            cells[(*prefix, OTHER)] = float(counts.sum() - counts[tokens].sum())
+            rest = (*prefix, OTHER)
+            cells[rest] = float(counts.sum() - counts[tokens].sum())
         frontier = grown
     return {**cells, **frontier}
 

@@ -130,7 +130,7 @@ def parallel_tree(target: Target, head: ParallelHead, draft: Draft, aux_hidden_s
 def autoregressive_tree(
     target: Target, head: AutoregressiveHead, draft: Draft, aux_hidden_states: torch.Tensor
 ) -> Forest:
-    """The same nodes; those on the way to three of the leaves are scored anew, by the training forward over the text."""
+    """The same nodes; the training forward over the text scores those on the way to three leaves anew."""
     rows = draft.forest.rows(draft.index)
     tokens, parents = draft.forest.tokens[rows].tolist(), draft.forest.parents[rows].tolist()
     log_probs = draft.forest.log_probs[rows].tolist()

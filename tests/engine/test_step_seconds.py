@@ -28,7 +28,7 @@ def steps_of(draft: str, monkeypatch: pytest.MonkeyPatch) -> list[EngineStep]:
     drafter = NgramDrafter()
     if draft != "ngram":
         mask = {"mask_token_id": VOCAB_SIZE - 1} if draft == "parallel" else {}
-        drafter = head_for_target(target, method=draft, num_layers=1, block_size=5, num_aux_layers=2, **mask)
+        drafter = head_for_target(target, kind=draft, num_layers=1, block_size=5, num_aux_layers=2, **mask)
     engine = Engine(target, drafter, tree_budget=8, num_blocks=16, observer=recorder)
     engine.add("x", [1, 2, 1, 2, 1], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     ticks = count()
