@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Acceptance length of a head's trees at several budgets, on the target's own greedy answers to held-out questions.
+"""Measure the acceptance length of a head's trees at several budgets, on the target's greedy answers to questions.
 
     python benchmarks/acceptance.py --questions gsm8k_test.jsonl --num-questions 40
     python benchmarks/acceptance.py --questions mt_bench.jsonl --num-questions 40 --stride 2
 
-The target answers once, and the rounds are replayed along its answers, which accepts what the engine accepts.
+The target answers every question once. The rounds are then replayed along its answers, which accepts the same tokens
+as the engine.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ from jetspec.train.replay import Replay, acceptance_length
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--draft", default="smollm2-135m")
-    parser.add_argument("--questions", type=Path, required=True, help=".jsonl with question, or turns: the first one")
-    parser.add_argument("--num-questions", type=int, default=40)
+    parser.add_argument("--target", default="smollm2-135m", help="alias, hub id, directory or .gguf file")
+    parser.add_argument("--draft", default="smollm2-135m", help="head: alias, hub id or directory")
+    parser.add_argument(
+        "--questions",
+        type=Path,
+        required=True,
+        help=".jsonl with a field question, or turns, of which the first is asked",
+    )
+    parser.add_argument("--num-questions", type=int, default=40, help="number of questions")
     parser.add_argument("--stride", type=int, default=1, help="take every n-th question")
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens of an answer")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[16, 64, 256], help="rows of a verify forward")
     options = parser.parse_args()
 
     rows = [json.loads(line) for line in options.questions.read_text(encoding="utf-8").splitlines()]

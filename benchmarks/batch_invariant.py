@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How many answers speculation and batching change in half precision, with and without `batch_invariant`, and its cost.
+"""Count the answers that drafting and batching change in half precision, and measure the cost of `batch_invariant`.
 
     python benchmarks/batch_invariant.py --prompts gsm8k_test.jsonl [--dtype bfloat16] [--json]
 
-Every prompt is answered alone by plain decoding, greedily and with a seed; then all together with the head's trees.
-Answers are counted that are equal token for token. Run it with nothing else on the machine for the times.
+Plain decoding answers every prompt alone, greedily and with a seed. Then all prompts are answered together with the
+head's trees, and answers that are equal token for token are counted. For times that can be trusted, run nothing else
+on the machine.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ ROWS = (1, 16, 64)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--draft", default="smollm2-135m")
+    parser.add_argument("--target", default="smollm2-135m", help="alias, hub id, directory or .gguf file")
+    parser.add_argument("--draft", default="smollm2-135m", help="head: alias, hub id or directory")
     parser.add_argument("--prompts", type=Path, required=True, help="texts, or .jsonl with prompt, question or text")
-    parser.add_argument("--num-prompts", type=int, default=50)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tree-budget", type=int, default=16)
-    parser.add_argument("--max-num-seqs", type=int, default=8)
-    parser.add_argument("--temperature", type=float, default=0.7, help="of the seeded answers")
-    parser.add_argument("--repeats", type=int, default=5, help="forwards a row count is the median of")
-    parser.add_argument("--only-batch-invariant", action="store_true", help="leave out the runs without it")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--num-prompts", type=int, default=50, help="number of prompts")
+    parser.add_argument("--max-tokens", type=int, default=64, help="maximum tokens of an answer")
+    parser.add_argument("--dtype", default="bfloat16", help="number type of target and head")
+    parser.add_argument("--tree-budget", type=int, default=16, help="rows of a verify forward")
+    parser.add_argument("--max-num-seqs", type=int, default=8, help="sequences that decode together")
+    parser.add_argument("--temperature", type=float, default=0.7, help="temperature of the answers with a seed")
+    parser.add_argument("--repeats", type=int, default=5, help="forwards of which a time is the median")
+    parser.add_argument(
+        "--only-batch-invariant", action="store_true", help="leave out the runs without batch_invariant"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     options = parser.parse_args()
 
     target = load_target(options.target, dtype=options.dtype)
@@ -69,7 +72,7 @@ def main() -> None:
 def measure(
     target: Target, prompts: list[list[int]], options: argparse.Namespace, *, batch_invariant: bool
 ) -> dict[str, Any]:
-    """Answers that stay the same with trees in a batch, and seconds of what exactness slows down."""
+    """The number of answers that stay the same with trees in a batch, and the seconds of every step."""
     plain = LLM(target, None, batch_invariant=batch_invariant, enable_prefix_caching=False)
     drafted = LLM(
         target,
@@ -95,7 +98,7 @@ def measure(
 
 
 def forward_seconds(target: Target, n: int, repeats: int) -> float:
-    """Median seconds of a forward of a tree of n rows, three children a node, behind a context."""
+    """Median seconds of a forward of a tree of n rows, with three children for each node, after a context."""
     cache = target.new_cache(CONTEXT + max(n, CONTEXT), 1)
 
     def forward(context: int, parents: list[int]) -> float:
@@ -119,6 +122,7 @@ def forward_seconds(target: Target, n: int, repeats: int) -> float:
 
 
 def show(figures: dict[str, Any]) -> None:
+    """Print the figures as a table."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="cyan")
     for column in ("figure", *figures["modes"], "ratio"):
         table.add_column(column, justify="left" if column == "figure" else "right")

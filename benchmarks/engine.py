@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""How fast the engine is, as ratios taken in one run. Run it with nothing else on the machine.
+"""Measure the speed of the engine, as ratios within one run. Run nothing else on the machine.
 
     python benchmarks/engine.py --prompts gsm8k_test.jsonl [--dtype bfloat16] [--json]
 
-Ways of decoding take turns prompt by prompt, so that a machine's drift hits all of them alike. Figures: plain decoding
-over transformers' `generate`; a verify forward of n rows over one of a single row; 8 requests at once over one; each
-draft method and tree budget over plain decoding, with the share of a round that is not the target's forward, and for
-automatic budgets what the cost model predicted.
+The ways of decoding take turns on every prompt, so that a drift of the machine affects all of them alike. The figures
+are the speed of plain decoding over transformers' `generate`; the time of a verify forward of n rows over that of one
+row; the speed of 8 requests at once over one; and for each draft method and tree budget the speed over plain decoding
+and the share of a round outside the target's forward. For automatic budgets, the measured speed is compared with the
+prediction of the cost model.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ROWS = (1, 8, 16, 32, 64, 128)
 
 @dataclass
 class Method(Observer):
-    """One way of decoding, and what it has done so far."""
+    """One way of decoding, with its counts and seconds so far."""
 
     llm: LLM | None = None
     rounds: list[EngineStep] = field(default_factory=list)
@@ -75,26 +76,26 @@ class Method(Observer):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--draft", default="smollm2-135m")
+    parser.add_argument("--target", default="smollm2-135m", help="alias, hub id, directory or .gguf file")
+    parser.add_argument("--draft", default="smollm2-135m", help="head: alias, hub id or directory")
     parser.add_argument("--prompts", type=Path, required=True, help="texts, or .jsonl with prompt, question or text")
-    parser.add_argument("--num-prompts", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 64])
-    parser.add_argument("--repeats", type=int, default=7, help="forwards a row count is the median of")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--num-prompts", type=int, default=8, help="number of prompts")
+    parser.add_argument("--max-tokens", type=int, default=128, help="maximum tokens of an answer")
+    parser.add_argument("--dtype", default="float32", help="number type of target and head")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 64], help="rows of a verify forward")
+    parser.add_argument("--repeats", type=int, default=7, help="forwards of which a time is the median")
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     options = parser.parse_args()
 
     target = load_target(options.target, dtype=options.dtype)
     texts = read_prompts(options.prompts)[: options.num_prompts]
     prompts = LLM(target, None).encode_prompts(texts)
-    # transformers' own attention has to be switched off again, so it gets a model of its own.
+    # Loading a target replaces the attention of its model, so transformers' attention gets a model of its own.
     baseline = load_target(options.target, dtype=options.dtype).model
     baseline.set_attn_implementation("sdpa")
     head = load_head(options.draft, device=target.device, dtype=target.dtype)
 
-    passes = row_passes(target, options.repeats)
+    forwards = forward_seconds(target, options.repeats)
     methods = {"plain": decoder(target)}
     for budget in options.budgets:
         methods[f"tree, budget {budget}"] = decoder(target, head, tree_budget=budget)
@@ -106,7 +107,7 @@ def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=options.max_tokens)
     everyone = [generate, *methods.values()]
     run_turns(everyone, baseline, prompts[:1], SamplingParams(temperature=0, max_tokens=8))
-    for method in everyone:  # that was to warm up
+    for method in everyone:  # the first turn was the warm-up
         method.rounds, method.tokens, method.seconds, method.decoded = [], [], 0.0, 0
     run_turns(everyone, baseline, prompts, params)
 
@@ -114,8 +115,8 @@ def main() -> None:
     figures: dict[str, Any] = {
         "dtype": options.dtype,
         "threads": torch.get_num_threads(),
-        "one_row_ms": passes[1] * 1e3,
-        "rows_over_one_row": {n: passes[n] / passes[1] for n in ROWS},
+        "one_row_ms": forwards[1] * 1e3,
+        "rows_over_one_row": {n: forwards[n] / forwards[1] for n in ROWS},
         "plain_tokens_per_s": plain.rate,
         "plain_over_transformers": plain.rate / generate.rate,
         "eight_at_once_over_one": together_rate(target, prompts, params) / plain.rate,
@@ -128,7 +129,7 @@ def main() -> None:
 
 
 def run_turns(methods: list[Method], baseline: Any, prompts: list[list[int]], params: SamplingParams) -> None:
-    """Every method answers every prompt; each prompt starts with another method."""
+    """Let every method answer every prompt. Each prompt starts with another method."""
     for number, prompt in enumerate(prompts):
         first = number % len(methods)
         for method in methods[first:] + methods[:first]:
@@ -145,7 +146,7 @@ def decoder(target: Target, draft: DraftHead | None = None, **settings: Any) -> 
 
 
 def random_head(target: Target, like: DraftHead) -> DraftHead:
-    """An untrained head of the same shape, which cannot help."""
+    """An untrained head of the same shape, whose drafts are not accepted."""
     config = like.config
     return head_for_target(
         target,
@@ -158,8 +159,8 @@ def random_head(target: Target, like: DraftHead) -> DraftHead:
     )
 
 
-def row_passes(target: Target, repeats: int) -> dict[int, float]:
-    """Median seconds of a forward of n rows behind a context, the row counts taken in turn."""
+def forward_seconds(target: Target, repeats: int) -> dict[int, float]:
+    """Median seconds of a forward of n rows after a context. The row counts take turns."""
     cache = target.new_cache(CONTEXT + max(ROWS), 1)
 
     def forward(first: int, n: int) -> None:
@@ -174,7 +175,7 @@ def row_passes(target: Target, repeats: int) -> dict[int, float]:
 
 
 def decode(method: Method, prompt: list[int], params: SamplingParams) -> None:
-    """Answer one prompt; prompt processing is left out of the time."""
+    """Answer one prompt. The time leaves out prompt processing."""
     assert method.llm is not None
     engine = method.llm.engine
     sequence = engine.add("timed", prompt, params)
@@ -191,7 +192,7 @@ def together_rate(target: Target, prompts: list[list[int]], params: SamplingPara
     """Tokens per second of eight requests that decode together."""
     llm = LLM(target, None, enable_prefix_caching=False)
     sequences = [llm.engine.add(str(i), prompts[i % len(prompts)], params) for i in range(8)]
-    while not all(s.is_decoding for s in sequences):
+    while llm.engine.has_work and not all(s.is_decoding or s.finished for s in sequences):
         llm.engine.step()
     before = sum(s.num_output for s in sequences)
     steps = min(params.max_tokens or 32, 32)
@@ -200,7 +201,7 @@ def together_rate(target: Target, prompts: list[list[int]], params: SamplingPara
 
 
 def time_generate(method: Method, model: Any, prompt: list[int], max_tokens: int) -> None:
-    """transformers' greedy `generate`; prompt processing is left out by a run of one token."""
+    """transformers' greedy `generate`. The time of a run of one token is taken off, for prompt processing."""
 
     def generate(limit: int) -> tuple[int, float]:
         ids = torch.tensor([prompt])
@@ -239,7 +240,7 @@ def show(figures: dict[str, Any]) -> None:
     table.add_row("8 requests at once over one", f"{figures['eight_at_once_over_one']:.2f}x")
     Console().print(table)
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="cyan")
-    for column in ("method", "over plain", "tau", "rows", "outside", "real/predicted", "identical"):
+    for column in ("method", "over plain", "acceptance", "rows", "outside", "real/predicted", "identical"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for name, row in figures["methods"].items():
         predicted = row.get("real_over_predicted")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The paper's claims at small scale, in one command: heads of each kind are trained alike and measured.
+"""Check the paper's claims at small scale in one command: train heads of each kind alike, and measure them.
 
     pip install 'jetspec[train,bench,demo]'
     python benchmarks/reproduce.py --data DIR --output DIR [--docs docs]
 
-DIR of --data holds gsm8k_train.jsonl and gsm8k_test.jsonl (fields `question` and `answer`). Everything is written to
---output as it comes, and the same command goes on where it was stopped. With --docs, docs/results.md and its plots are
-written anew. It takes under an hour on two cores, with nothing else running on the machine.
+The folder of --data holds gsm8k_train.jsonl and gsm8k_test.jsonl, with the fields `question` and `answer`. Results are
+written to --output as they come, and the same command resumes a run that was stopped. With --docs, docs/results.md and
+its plots are written again. A run takes under an hour on two cores if nothing else runs on the machine.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from benchmarks.reproduction.speed import measure_speed  # noqa: E402
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the prompts")
-    parser.add_argument("--output", type=Path, required=True, help="folder for everything that is made")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the data sets")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the run")
     parser.add_argument("--docs", type=Path, help="folder to write results.md and its plots to")
-    parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--train-prompts", type=int, default=200)
-    parser.add_argument("--eval-prompts", type=int, default=16, help="held-out prompts, of the test set")
-    parser.add_argument("--max-tokens", type=int, default=96, help="longest answer to train on")
-    parser.add_argument("--eval-tokens", type=int, default=64, help="longest held-out answer")
+    parser.add_argument("--target", default="smollm2-135m", help="target model")
+    parser.add_argument("--train-prompts", type=int, default=200, help="number of prompts to train on")
+    parser.add_argument("--eval-prompts", type=int, default=16, help="number of held-out prompts, from the test set")
+    parser.add_argument("--max-tokens", type=int, default=96, help="maximum tokens of an answer to train on")
+    parser.add_argument("--eval-tokens", type=int, default=64, help="maximum tokens of a held-out answer")
     parser.add_argument("--num-layers", type=int, default=2, help="layers of every head")
     parser.add_argument("--steps", type=int, default=80, help="steps of 128 blocks for every head")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of one thread")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of processes, of one thread each"
+    )
     parser.add_argument("--job", help=argparse.SUPPRESS)  # a worker's part
     options = parser.parse_args()
     plan = Plan(
@@ -86,12 +88,14 @@ def run_job(plan: Plan, folder: Path, name: str) -> None:
 
 
 def run(command: list[str], threads: int) -> None:
-    """Run a part; its failure ends the reproduction, which can go on later."""
-    # glibc otherwise gives large buffers back to the system at every operation, at a multiple of the time.
+    """Run a part in a process. If it fails, the reproduction ends, and the same command resumes it."""
+    # By default glibc returns large buffers to the system after every operation, which takes several times as long.
     settings = {"OMP_NUM_THREADS": str(threads), "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
     done = subprocess.run(command, env={**os.environ, **settings}, check=False)
     if done.returncode:
-        raise SystemExit(f"error: {' '.join(command[-2:])} ended with status {done.returncode}; start again to go on")
+        raise SystemExit(
+            f"error: {' '.join(command[-2:])} ended with status {done.returncode}; the same command resumes the run"
+        )
 
 
 if __name__ == "__main__":

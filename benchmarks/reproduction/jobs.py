@@ -1,4 +1,4 @@
-"""The parts of a reproduction, each a process of its own that leaves a file behind, so that a run can be resumed."""
+"""The parts of a reproduction. Each runs in a process and writes one file, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWERS = {"train": ("gsm8k_train.jsonl", 0.0), "test": ("gsm8k_test.jsonl", 0.0
 
 
 def capture_answers(plan: Plan, folder: Path) -> None:
-    """Let the target answer all prompts, those to train on and those held out; every process takes a share."""
+    """Let the target answer the prompts to train on and the held-out ones. Every process takes a share."""
     processes = Processes.start("cpu")
     target = _target(plan)
     llm = LLM(target, None, num_blocks=1)
@@ -49,7 +49,7 @@ def capture_answers(plan: Plan, folder: Path) -> None:
 
 
 def train_head(plan: Plan, folder: Path, name: str) -> None:
-    """Train the head of job `name` and measure it; writes `results/NAME.json` last."""
+    """Train the head of job `name`, measure it, and write `results/NAME.json`."""
     target, config = _target(plan), plan.config(folder, name)
     data = CapturedSequences(folder / "answers" / "train")
     head = initial_head(target, config, frozenset(data.distinct_tokens().tolist()))
@@ -74,7 +74,7 @@ def train_head(plan: Plan, folder: Path, name: str) -> None:
 
 
 def measure_costs(plan: Plan, folder: Path) -> None:
-    """Drafting times of each kind of head, with nothing else running; writes `results/costs.json`."""
+    """Measure the drafting times of each kind of head, and write `results/costs.json`."""
     target, [answer, *_] = _target(plan), held_out(folder, "test")
     costs = {}
     for kind in KINDS:
@@ -84,7 +84,7 @@ def measure_costs(plan: Plan, folder: Path) -> None:
 
 
 def held_out(folder: Path, name: str) -> list[Captured]:
-    """The answers of a set that have a round to replay."""
+    """The answers of a set that are long enough for a round."""
     data = CapturedSequences(folder / "answers" / name)
     answers = [data.read(i) for i in range(len(data))]
     return [answer for answer in answers if len(answer.token_ids) - answer.loss_start >= 2]
@@ -95,7 +95,7 @@ def result_path(folder: Path, name: str) -> Path:
 
 
 def write_result(folder: Path, name: str, result: Any) -> None:
-    """Leave a result behind, whole or not at all."""
+    """Write a result, as a whole or not at all."""
     path = result_path(folder, name)
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""Measurements of a trained head: acceptance along known answers, faithfulness of its best branch, drafting time."""
+"""Measurements of a trained head: acceptance on known answers, faithfulness of its best branch, drafting time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def acceptance(
 
 @dataclass
 class Branch:
-    """A drafted path: the anchor at position `start` and the tokens behind it."""
+    """A drafted path: the anchor at position `start` and the tokens after it."""
 
     answer: int
     start: int
@@ -43,7 +43,7 @@ class Branch:
 
 
 class Recording(Drafter):
-    """A chain drafter that keeps what it proposes."""
+    """A chain drafter that records its proposals."""
 
     def __init__(self, head: DraftHead) -> None:
         self.inner = head_drafter(head, chain=True)

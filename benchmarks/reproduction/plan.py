@@ -1,4 +1,4 @@
-"""What is trained and measured: the heads, the budgets, and where the results lie."""
+"""The plan of a reproduction: the heads that are trained, and the budgets and depths that are measured."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from jetspec.train import TrainConfig
 
 BUDGETS = (16, 32, 64, 128, 256)
-#: Depths that drafting time is measured for; a block of 8 reaches 7 tokens ahead.
+#: Depths at which drafting time is measured. A block of 8 drafts 7 tokens.
 DEPTHS = (1, 2, 3, 5, 7)
-#: Seeds that heads are trained with; where it says so, the first one only.
+#: Seeds that heads are trained with. Some kinds use the first one alone: see `seeds_of`.
 SEEDS = (0, 1)
 
-#: Kinds of heads by their options beside the common ones.
+#: Kinds of heads, and the options in which they differ.
 KINDS: dict[str, dict[str, Any]] = {
     "causal": {"transition_size": 0},
     "bidirectional": {"causal": False},
     "transition": {"transition_size": 256},
     "autoregressive": {"kind": "autoregressive"},
 }
-#: Weights of the depths in the loss, beside the default exp(-(d - 1) / 4).
+#: Other weights of the depths in the loss than the default, exp(-(d - 1) / 4).
 WEIGHTINGS: dict[str, dict[str, Any]] = {
     "causal, equal weights": {"transition_size": 0, "gamma": 1e9},
     "causal, reach": {"transition_size": 0, "weighting": "reach"},
@@ -30,13 +30,13 @@ WEIGHTINGS: dict[str, dict[str, Any]] = {
 
 
 def seeds_of(kind: str) -> tuple[int, ...]:
-    """Seeds that a kind of head is trained with; an autoregressive head takes longest to train and to measure."""
+    """The seeds of a kind of head. An autoregressive head gets one: it takes longest to train and to measure."""
     return SEEDS if kind in KINDS and kind != "autoregressive" else SEEDS[:1]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a reproduction. Two of one plan give the same figures but for times."""
+    """The sizes of a reproduction. Two runs of one plan give the same figures, except for times."""
 
     target: str
     data: str
@@ -48,7 +48,7 @@ class Plan:
     steps: int
 
     def check_folder(self, folder: Path) -> None:
-        """Note the plan in `folder`, or refuse to go on with another one."""
+        """Write the plan into `folder`. Exits with an error if the folder has another plan."""
         path = folder / "plan.json"
         if path.exists() and json.loads(path.read_text()) != asdict(self):
             raise SystemExit(f"error: {folder} holds a reproduction of another plan ({path.name}); name a new --output")
@@ -56,13 +56,13 @@ class Plan:
         path.write_text(json.dumps(asdict(self)))
 
     def jobs(self) -> dict[str, tuple[dict[str, Any], int]]:
-        """Options and seed of every head that is trained, by name; the slowest first."""
+        """The options and the seed of every head, by the name of its job. The slowest come first."""
         named = {f"{kind}-{seed}": (KINDS[kind], seed) for kind in KINDS for seed in seeds_of(kind)}
         named |= {f"{name}-{SEEDS[0]}": (options, SEEDS[0]) for name, options in WEIGHTINGS.items()}
         return dict(sorted(named.items(), key=lambda item: item[1][0].get("kind") != "autoregressive"))
 
     def config(self, folder: Path, name: str) -> TrainConfig:
-        """The training run of job `name`. What it captures is given to it, so `prompts` is for the record only."""
+        """The training run of job `name`. It gets answers that are captured already, so it never reads `prompts`."""
         options, seed = self.jobs()[name]
         return TrainConfig(
             target=self.target,

@@ -1,4 +1,4 @@
-"""`docs/results.md` and its plots, from the results of a reproduction."""
+"""Write `docs/results.md` and its plots from the results of a reproduction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.reproduction.jobs import result_path
 from benchmarks.reproduction.plan import BUDGETS, DEPTHS, KINDS, SEEDS, WEIGHTINGS, Plan, seeds_of
 from jetspec.bench.report.plots import against_budget
 
-#: What the kinds are called, and how their drafts are verified.
+#: Names of the kinds of heads, with the way in which their drafts are verified.
 NAMES = {
     "autoregressive": "autoregressive tree (EAGLE-3 style)",
     "bidirectional chain": "bidirectional chain (DFlash)",
@@ -25,7 +25,7 @@ NAMES = {
     "transition chain": "causal chain with transition",
     "transition": "causal tree with transition",
 }
-#: What is plotted, with names that fit a legend.
+#: The kinds that are plotted, with names that fit a legend.
 PLOTTED = {
     "transition": "with transition",
     "bidirectional": "DFlash tree",
@@ -129,22 +129,19 @@ def methods_table(results: Results) -> list[str]:
 
 
 def claims_table(results: Results) -> list[str]:
+    """The claims of the paper beside what was measured here."""
+    rows = [*tree_claims(results), *head_claims(results), *speed_claims(results)]
+    return table(["claim of the paper", "here", "verdict"], rows)
+
+
+def tree_claims(results: Results) -> list[list[str]]:
+    """Rows about acceptance by budget."""
     accept = results.acceptance
     first, last = BUDGETS[0], BUDGETS[-1]
     gains = {what: accept(what, last) - accept(what, first) for what in ("causal", "bidirectional", "transition")}
     over = [accept("causal", b) - accept("bidirectional", b) for b in BUDGETS]
     paths = [accept("transition", b) - accept("bidirectional", b) for b in BUDGETS]
-    own = results.head("causal")["faithfulness"]["agreement"]
-    other = results.head("bidirectional")["faithfulness"]["agreement"]
-    conditioned = results.head("transition")["faithfulness"]["agreement"]
-    decay = accept("causal", 64)
-    weights = [accept(name, 64).mean - decay.values[0] for name in WEIGHTINGS]
-    auto, parallel = (results.of["costs"][kind]["64"] for kind in ("autoregressive", "causal"))
-    ratio = {
-        kind: results.head(kind)["sampled"]["tree"]["64"] / results.head(kind)["greedy"]["tree"]["64"] for kind in KINDS
-    }
-    fastest = max((r for r in results.of["speed"] if r["cell"]["method"] == "jetspec"), key=lambda r: r["speedup"])
-    rows = [
+    return [
         [
             "acceptance keeps growing with the budget for causal trees, and saturates for chains",
             f"{first} to {last} rows: causal tree +{gains['causal']}, with transition +{gains['transition']}; a chain "
@@ -162,6 +159,17 @@ def claims_table(results: Results) -> list[str]:
             + ", ".join(f"{b}: {d.mean:+.2f}" for b, d in zip(BUDGETS, paths, strict=True)),
             seeds_verdict(paths),
         ],
+    ]
+
+
+def head_claims(results: Results) -> list[list[str]]:
+    """Rows about the best branch and about the loss."""
+    own = results.head("causal")["faithfulness"]["agreement"]
+    other = results.head("bidirectional")["faithfulness"]["agreement"]
+    conditioned = results.head("transition")["faithfulness"]["agreement"]
+    decay = results.acceptance("causal", 64)
+    weights = [results.acceptance(name, 64).mean - decay.values[0] for name in WEIGHTINGS]
+    return [
         [
             "the best branch of a causal head follows the target's factorization, a bidirectional one's does not",
             f"agreement at depth 2, 4, 7: causal {at(own)}; with transition {at(conditioned)}; "
@@ -174,6 +182,17 @@ def claims_table(results: Results) -> list[str]:
             + ", ".join(f"{n.split(', ')[1]} {w:+.2f}" for n, w in zip(WEIGHTINGS, weights)),
             verdict(all(abs(w) <= 0.05 * decay.mean for w in weights), "holds within 5%"),
         ],
+    ]
+
+
+def speed_claims(results: Results) -> list[list[str]]:
+    """Rows about the cost of drafting, sampling and the speed on the engine."""
+    auto, parallel = (results.of["costs"][kind]["64"] for kind in ("autoregressive", "causal"))
+    ratio = {
+        kind: results.head(kind)["sampled"]["tree"]["64"] / results.head(kind)["greedy"]["tree"]["64"] for kind in KINDS
+    }
+    fastest = max((r for r in results.of["speed"] if r["cell"]["method"] == "jetspec"), key=lambda r: r["speedup"])
+    return [
         [
             "an autoregressive draft costs more with every level, a parallel one does not",
             f"64 rows, depth 1 to 7: autoregressive {auto['1']:.0f} to {auto['7']:.0f} ms, "
@@ -191,7 +210,6 @@ def claims_table(results: Results) -> list[str]:
             "not comparable: other hardware, target, and training",
         ],
     ]
-    return table(["claim of the paper", "here", "verdict"], rows)
 
 
 def at(agreement: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Tokens a second of the trained heads on the engine, with `jetspec bench`."""
+"""The speed of the trained heads on the engine, measured as `jetspec bench` does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = "speed"
 
 
 def measure_speed(plan: Plan, folder: Path) -> None:
-    """Answer some test problems with every method, in turns; writes `results/speed.json` and the folder `speed`."""
+    """Answer some test problems with every method in turn. Writes `results/speed.json` and the folder `speed`."""
     quiet_transformers()
     heads = {kind: str(folder / "heads" / f"{kind}-{SEEDS[0]}") for kind in ("transition", "autoregressive")}
     config = BenchConfig(

@@ -55,7 +55,7 @@ def _run(config: BenchConfig, progress: Progress) -> Run:
         name: load_questions(name, data=config.data, num_prompts=config.num_prompts or None) for name in config.datasets
     }
     models = Models(config.target, drafts_of(config), config.methods, device=config.device, dtype=config.dtype)
-    llm = LLM(models.target, num_blocks=1)  # for its tokenizer and chat template
+    llm = LLM(models.target, None, num_blocks=1)  # for its tokenizer and chat template
     lengths = {name: check_lengths(llm, name, found, config) for name, found in questions.items()}
     blocks = config.blocks()
     total = sum(len(cells) * len(grouped(questions[cells[0].dataset], cells[0].batch_size)) for cells in blocks)

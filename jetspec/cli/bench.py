@@ -72,11 +72,11 @@ def compare(folders: Annotated[list[Path], typer.Argument(help="Folders of two o
     """Print the figures of several runs side by side, as Markdown."""
     if len(folders) < 2:
         raise JetSpecError("compare: give the folders of two or more runs")
-    from jetspec.bench.records import read_run, shown
+    from jetspec.bench.records import read_run
     from jetspec.bench.report import compare as compared
     from jetspec.bench.results import RESULTS
 
-    print(compared([(shown(folder), read_run(folder / RESULTS)) for folder in folders]))
+    print(compared([(str(folder), read_run(folder / RESULTS)) for folder in folders]))
 
 
 def run_with_progress(config: BenchConfig) -> Run:
@@ -97,10 +97,9 @@ def run_with_progress(config: BenchConfig) -> Run:
 def finish(run: Run, folder: Path, *, json: bool) -> None:
     """Write the reports and print the figures."""
     from jetspec.bench.metrics import figures
-    from jetspec.bench.records import shown
     from jetspec.bench.report import show, write_reports
 
-    paths = [shown(path) for path in write_reports(folder)]
+    paths = [str(path) for path in write_reports(folder)]
     if json:
         print_json(
             {

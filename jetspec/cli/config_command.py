@@ -33,7 +33,7 @@ def command_for(config: type[C], run: Callable[[C], None], *, name: str | None =
     """A typer command that builds a ``config`` from its options and calls ``run`` with it.
 
     Each field is one option: its description is the help, its group the panel, ``option_extra(field, "flags")`` its
-    names. A field of several values takes them in several options, and other than texts also in one, separated by
+    names. A field of several values takes them in several options; numbers and choices also in one, separated by
     commas. ``--config FILE`` reads fields from a YAML or JSON file. Keyword-only parameters of ``run`` become options
     as well and are passed on.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks.reproduction.measure import Recording, acceptance, drafting_ms, faithfulness
-from benchmarks.reproduction.plan import KINDS, Plan
+from benchmarks.reproduction.plan import KINDS, WEIGHTINGS, Plan
 from jetspec.head import DraftHead, head_for_target
 from jetspec.models.target import Target
 from jetspec.train.dataset import Captured
@@ -96,3 +97,11 @@ def test_another_plan_is_refused(tmp_path) -> None:
     Plan("tiny", "data", 3, 2, 8, 8, 2, 5).check_folder(tmp_path)
     with pytest.raises(SystemExit, match="another plan"):
         Plan("tiny", "data", 3, 2, 8, 8, 2, 6).check_folder(tmp_path)
+
+
+def test_every_job_has_a_valid_configuration_of_its_kind(tmp_path: Path) -> None:
+    plan = Plan("smollm2-135m", str(tmp_path), 4, 2, 16, 16, 1, 2)
+    configs = {name: plan.config(tmp_path, name) for name in plan.jobs()}
+    assert {name for name, config in configs.items() if config.kind == "autoregressive"} == {"autoregressive-0"}
+    assert next(iter(configs)) == "autoregressive-0", "the slowest job comes first"
+    assert {name.rpartition("-")[0] for name in configs} == {*KINDS, *WEIGHTINGS}
