@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import jetspec
-from jetspec import LLM, AsyncLLM, JetSpecError, SamplingParams
+from jetspec import LLM, AsyncLLM, JetSpecError, SamplingParams, drafts
 from jetspec.drafts import load_drafter
 from jetspec.engine import HeadDrafter, NgramDrafter
-from jetspec.engine.drafters import load
 from jetspec.head import checkpoint, head_for_target, load_head, save_head
 from jetspec.models.target import Target
 from tests.helpers.cli import call
@@ -37,10 +36,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, load.PublishedHead]:
+def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, drafts.PublishedHead]:
     """The table of published heads, for tests to fill."""
-    table: dict[str, load.PublishedHead] = {}
-    monkeypatch.setattr(load, "published_heads", lambda: table)
+    table: dict[str, drafts.PublishedHead] = {}
+    monkeypatch.setattr(drafts, "published_heads", lambda: table)
     return table
 
 
@@ -57,18 +56,18 @@ def test_a_shipped_head_comes_first(
     head: Path, published: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shipped = {"tiny": head}
-    monkeypatch.setattr(load, "shipped_heads", lambda: shipped)
+    monkeypatch.setattr(drafts, "shipped_heads", lambda: shipped)
     monkeypatch.setattr(checkpoint, "shipped_heads", lambda: shipped)
-    published["tiny"] = load.PublishedHead("someone/else", True, "https://example.org")
+    published["tiny"] = drafts.PublishedHead("someone/else", True, "https://example.org")
     drafter = load_drafter("auto", named("tiny"))
     assert isinstance(drafter, HeadDrafter)
     assert lines(caplog) == ["draft: the head 'tiny', which ships with JetSpec"]
 
 
 def test_a_shipped_head_is_known_by_the_hub_id_of_its_target() -> None:
-    assert load.shipped_head("HuggingFaceTB/SmolLM2-135M-Instruct") == "smollm2-135m"
-    assert load.shipped_head("smollm2-135m") == "smollm2-135m"
-    assert load.shipped_head("HuggingFaceTB/SmolLM2-360M-Instruct") is None
+    assert drafts.shipped_head("HuggingFaceTB/SmolLM2-135M-Instruct") == "smollm2-135m"
+    assert drafts.shipped_head("smollm2-135m") == "smollm2-135m"
+    assert drafts.shipped_head("HuggingFaceTB/SmolLM2-360M-Instruct") is None
 
 
 @pytest.mark.parametrize("name", [HUB_ID, HUB_ID.upper()])
@@ -76,7 +75,7 @@ def test_a_shipped_head_is_known_by_the_hub_id_of_its_target() -> None:
 def test_a_published_head_comes_next(
     head: Path, published: dict, caplog: pytest.LogCaptureFixture, name: str, method: str
 ) -> None:
-    published[HUB_ID.lower()] = load.PublishedHead(str(head), True, "https://example.org")
+    published[HUB_ID.lower()] = drafts.PublishedHead(str(head), True, "https://example.org")
     drafter = load_drafter("auto", named(name), method=method, head_window=9)
     assert isinstance(drafter, HeadDrafter)
     assert (drafter.chain, drafter.window) == (method == "chain", 9)
@@ -103,7 +102,7 @@ def test_a_published_head_that_cannot_be_used_says_why(
         "unfit": (str(head), "num_target_layers is 6, the target's is 4"),
         "unreadable": (str(tmp_path), "not valid JSON"),
     }[problem]
-    published[HUB_ID] = load.PublishedHead(name, True, "https://example.org")
+    published[HUB_ID] = drafts.PublishedHead(name, True, "https://example.org")
     assert isinstance(load_drafter("auto", target), NgramDrafter)
     [record] = [r for r in caplog.records if r.name.startswith("jetspec")]
     assert record.levelno == logging.WARNING, "shown by default: nothing falls back silently"
@@ -162,7 +161,7 @@ def test_the_table_of_published_heads() -> None:
         assert entry["target"].count("/") == entry["head"].count("/") == 1
         assert isinstance(entry["causal"], bool)
         assert entry["source"].startswith(("https://huggingface.co/", "https://github.com/"))
-    table = load.published_heads()
+    table = drafts.published_heads()
     assert len(table) == len(raw)
     assert table["qwen/qwen3-8b"].head == "JetSpec/jetspec-qwen3-8b"
 

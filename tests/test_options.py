@@ -272,4 +272,4 @@ def test_every_option_is_listed() -> None:
     arguments = inspect.signature(Engine.__init__).parameters.values()
     named = {p.name for p in arguments if p.kind != p.VAR_KEYWORD}
     assert {*named, *EngineConfig.model_fields} == {"self", "target", "draft", "observer", *ENGINE}
-    assert set(vars(SamplingParams())) == set(SAMPLING)
+    assert set(SamplingParams.model_fields) == set(SAMPLING)

@@ -93,6 +93,6 @@ def score_prompt(scheduled: ScheduledSequence, logits: Tensor, choices: list[int
 def not_finite(position: int) -> JetSpecError:
     """The error of a request whose target gives NaN or infinite logits."""
     return JetSpecError(
-        f"the target's logits at position {position} are NaN or infinite: its weights are damaged, or dtype is too "
-        "narrow for them; try dtype='float32'"
+        f"the target's logits at position {position} are not finite; check its weights, or load it in another number "
+        "type (dtype='float32', say)"
     )

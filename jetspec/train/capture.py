@@ -183,9 +183,12 @@ def _run(
         for sequence in finished:
             number = int(sequence.request_id)
             prompt = prompts[number]
-            fault = recorder.find_fault(sequence.request_id) or sequence.error
+            where = f"training prompt {first + number + 1}"
+            fault = recorder.find_fault(sequence.request_id)
             if fault is not None:
-                raise JetSpecError(f"training prompt {first + number + 1}: {fault}{FIX}")
+                raise JetSpecError(f"{where}: {fault}{FIX}")
+            if sequence.error is not None:
+                raise JetSpecError(f"{where}: {sequence.error}")
             token_ids = sequence.token_ids if prompt.response_ids is None else sequence.prompt_ids
             done[number] = recorder.take(sequence.request_id, list(token_ids), len(prompt.token_ids))
         if finished:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jetspec.engine.drafters.head import HeadDrafter
 from transformers import Qwen3Config
 
+from jetspec.engine.drafters import head_drafter
 from jetspec.errors import JetSpecError
 from jetspec.head import HeadConfig, head_for_target
 from tests.helpers.tiny import tiny_target
@@ -246,7 +246,7 @@ def test_a_head_on_another_device_than_its_target_is_refused():
     with pytest.raises(JetSpecError, match=r"device is meta, the target's is cpu: .*head\.to\('cpu'\)"):
         head.to("meta").validate_for(target)
     with pytest.raises(JetSpecError, match="device is meta"):
-        HeadDrafter(head.to("meta")).prepare(target, 2, 4)
+        head_drafter(head.to("meta")).prepare(target, 2, 4)
 
 
 @pytest.mark.parametrize(

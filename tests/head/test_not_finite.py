@@ -91,6 +91,18 @@ def test_gradients_stay_finite_where_no_block_sees_the_value(kind):
     assert all(p.grad is None or p.grad.isfinite().all() for p in head.parameters())
 
 
+@pytest.mark.parametrize(
+    ("own", "wanted", "scale", "loaded"),
+    [
+        (torch.bfloat16, torch.float16, 1.0, torch.bfloat16),
+        (torch.bfloat16, torch.float32, 1.0, torch.float32),
+        (torch.float32, torch.float16, 1.0, torch.float16),
+        (torch.float32, torch.float16, 1e6, torch.float32),
+        (torch.float32, torch.bfloat16, 1e6, torch.bfloat16),
+        (torch.float16, torch.bfloat16, 1.0, torch.bfloat16),
+        (torch.float16, torch.float32, 1.0, torch.float32),
+    ],
+)
 def test_a_head_keeps_its_type_where_the_wanted_one_overflows(tmp_path, caplog, own, wanted, scale, loaded):
     head = tiny_head(5)
     with torch.no_grad():

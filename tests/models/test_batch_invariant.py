@@ -154,7 +154,7 @@ def test_keys_in_order_of_position() -> None:
     assert counts.tolist() == [8, 8, 9]
     for row, ancestors in enumerate(([6, 7], [6, 8], [6, 7, 9])):
         assert found[row, : counts[row]].tolist() == slots[[*range(6), *ancestors]].tolist()
-    (group,) = batch_invariant.key_groups(found, counts)
+    (group,) = batch_invariant.key_groups(found, counts, share_keys=True)
     assert group.slots.shape == group.bias[:, 0, 0].shape == (3, batch_invariant.KEY_MULTIPLE)
     assert (group.slots[0, 8:] == slots[0]).all()
     assert group.bias.isinf().sum((1, 2, 3)).tolist() == [56, 56, 55]

@@ -45,7 +45,7 @@ CAUSES = {
     "embedding": r"training prompt 2: the target's hidden states are not finite after layer 1\b",
     "layer": r"training prompt 1: the target's hidden states are not finite after layer 3\b",
     "norm": r"training prompt 1: the target's hidden states are not finite after the final norm",
-    "lm_head": "logits are not finite",
+    "lm_head": "training prompt 1: the target's logits at position [0-9]+ are not finite",
 }
 
 
@@ -70,13 +70,13 @@ def test_requests_that_the_engine_fails_are_not_answers(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asks the engine says whose request failed, and why."""
-    from jetspec.engine import engine as engine_module
+    from jetspec.engine import accept as accept_module
     from jetspec.head import head_for_target
 
     def fail(*_: object, **__: object) -> Any:
         raise JetSpecError("the target's logits are not finite")
 
-    monkeypatch.setattr(engine_module, "process", fail)
+    monkeypatch.setattr(accept_module, "process", fail)
     settings = CaptureSettings(target_layer_ids=(1,), temperature=1.0)
     with pytest.raises(JetSpecError, match="training prompt 1: the target's logits are not finite"):
         capture(target, WRITTEN[:1], tmp_path / "capture", settings)
