@@ -54,7 +54,7 @@ def run(command: str, folder: Path, *options: object) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "verify"])
+@pytest.mark.parametrize("command", ["generate", pytest.param("verify", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("option", "value", "expected"), OF_ENGINE)
 def test_options_of_the_engine(
     folder: Path, made: list[dict[str, Any]], command: str, option: str, value: object, expected: dict[str, Any]

@@ -67,7 +67,8 @@ def pooled(counts: torch.Tensor, probabilities: torch.Tensor) -> tuple[torch.Ten
     return tuple(torch.cat([x[~rare], x[rare].sum().view(1)]) for x in (counts, probabilities))
 
 
-@pytest.mark.parametrize("samples", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("samples", [2_000, 20_000])
 def test_joint_distribution_of_tokens_from_trees(samples: int) -> None:
     expected = joint_distribution()
     assert (expected > 0).sum() > 100

@@ -11,6 +11,7 @@ from jetspec.errors import JetSpecError
 from tests.helpers.engine import make_draft, make_params, make_prompts, make_target, references, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_compiled_targets_give_the_same_tokens(kind: str) -> None:
     torch._dynamo.reset()

@@ -42,11 +42,11 @@ def by_hand(params, prompt, output):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"temperature": 0.5},
-        {"temperature": 2.0, "top_k": 4},
-        {"top_p": 0.75},
-        {"min_p": 0.3},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"temperature": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"temperature": 2.0, "top_k": 4}, marks=pytest.mark.slow),
+        pytest.param({"top_p": 0.75}, marks=pytest.mark.slow),
+        pytest.param({"min_p": 0.3}, marks=pytest.mark.slow),
         {
             "temperature": 1.3,
             "top_k": 7,
@@ -74,6 +74,7 @@ def test_goodness_of_fit(changes):
     assert chi_square_p(counts, wrong) < 1e-6
 
 
+@pytest.mark.slow
 def test_fits_over_seeds_as_well():
     params = SamplingParams()
     tokens = torch.tensor([sample(LOGITS, params, seed, 3) for seed in range(DRAWS)])

@@ -9,6 +9,9 @@ from jetspec.head import DraftHead, load_head, new_head
 from jetspec.models.target import Target
 from tests.helpers.training import Trained
 
+#: The head they share takes a training run.
+pytestmark = pytest.mark.slow
+
 TEXTS = ["add 11 to 12 #1", "a", "add 50 to 61 #77 and tell me", "add 9", "#3 add 20 to 97 #4"]
 
 
@@ -19,7 +22,7 @@ def head(trained: Trained) -> DraftHead:
 
 @pytest.fixture(scope="module")
 def plain(target: Target) -> LLM:
-    return LLM(target, num_blocks=200)
+    return LLM(target, None, num_blocks=200)
 
 
 @pytest.mark.parametrize("batch", [1, 5])

@@ -48,6 +48,7 @@ def kill_at(step: int) -> Callable[[StepInfo], None]:
     return watch
 
 
+@pytest.mark.slow
 def test_training_on_200_prompts_makes_the_loss_fall(trained: Trained) -> None:
     seen = trained.losses
     assert trained.result.finished
@@ -102,7 +103,7 @@ def test_an_output_that_is_no_directory_is_refused(target: Target, make_config: 
         train(make_config(output=str(tmp_path / "file")), target=target)
 
 
-@pytest.mark.parametrize("kind", ["parallel", "autoregressive"])
+@pytest.mark.parametrize("kind", ["parallel", pytest.param("autoregressive", marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeConfig, kind: str) -> None:
     config = make_config("whole", export="last", log_every=1, kind=kind)
     train(config, target=target)
@@ -116,6 +117,7 @@ def test_a_killed_run_resumes_bit_identically(target: Target, make_config: MakeC
     assert_same_run(config.folder, killed.folder)
 
 
+@pytest.mark.slow
 def test_resuming_after_sigkill(target: Target, make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config("whole", **SHORT)
     train(config, target=target)
