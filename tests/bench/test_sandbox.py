@@ -230,7 +230,7 @@ def test_helpers_of_the_tests_are_not_the_answer_s() -> None:
         "def f(): f()\nf()",
     ],
 )
-@pytest.mark.parametrize("when", ["at once", "in a call"])
+@pytest.mark.parametrize("when", [pytest.param("at once", marks=pytest.mark.slow), "in a call"])
 def test_limits(program: str, when: str) -> None:
     """The same function without the program in front of it is right."""
     body = "\n    ".join(program.splitlines())
@@ -270,7 +270,10 @@ open("left", "w").write("x")
     assert set(Path.cwd().iterdir()) == before
 
 
-@pytest.mark.parametrize("session", [False, True], ids=["same session", "session of its own"])
+@pytest.mark.parametrize(
+    "session",
+    [pytest.param(False, marks=pytest.mark.slow, id="same session"), pytest.param(True, id="session of its own")],
+)
 @pytest.mark.parametrize("end", ["passes", "fails", "runs out of time"])
 def test_what_a_program_starts_ends_with_it(tmp_path: Path, session: bool, end: str) -> None:
     if session and sys.platform != "linux":

@@ -48,9 +48,6 @@ def test_help_fits_80_columns(command: str) -> None:
             ("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--chat-template-kwargs", "x"),
             "must be a mapping",
         ),
-            ("train", "-t", "{target}", "-f", "{single}", "-o", "{out}", "--chat-template-kwargs", "x"),
-            "must be a mapping",
-        ),
         (("demo", "--target", "{target}", "--draft", "{head}", "--dtype", "float17"), "float17"),
     ],
 )

@@ -54,6 +54,10 @@ def run(command: str, folder: Path, *options: object) -> str:
     return result.stdout
 
 
+#: Verify runs every prompt many times.
+COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if c == "verify" else c for c in NEEDED]
+
+
 @pytest.mark.parametrize("command", ["generate", pytest.param("verify", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("option", "value", "expected"), OF_ENGINE)
 def test_options_of_the_engine(
@@ -65,7 +69,7 @@ def test_options_of_the_engine(
         assert settings.items() >= expected.items()
 
 
-@pytest.mark.parametrize("command", list(NEEDED))
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("option", "value", "expected"), OF_DRAFT)
 def test_options_of_the_draft(
     folder: Path, made: list[dict[str, Any]], command: str, option: str, value: object, expected: dict[str, Any]
@@ -75,7 +79,7 @@ def test_options_of_the_draft(
     assert all(settings["draft"] is None for settings in made[:-1])
 
 
-@pytest.mark.parametrize("command", list(NEEDED))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_chat_template_kwargs(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     seen: list[object] = []
     render = LLM.render_chat
@@ -90,7 +94,7 @@ def test_chat_template_kwargs(folder: Path, monkeypatch: pytest.MonkeyPatch, com
         assert "JSON object" in " ".join(refused.stderr.split())
 
 
-@pytest.mark.parametrize("command", [*NEEDED, "export"])
+@pytest.mark.parametrize("command", [*COMMANDS, "export"])
 def test_a_head_without_a_causal_flag(folder: Path, unflagged: Path, tmp_path: Path, command: str) -> None:
     """`--causal` or `--bidirectional` answers what the head's configuration leaves open."""
     needed = NEEDED.get(command, ("--to", "directory", "--output", tmp_path / "out"))

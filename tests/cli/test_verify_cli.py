@@ -11,6 +11,7 @@ import jetspec.engine.accept as accept_module
 from tests.helpers.cli import call, models, trusting_next_token
 
 
+@pytest.mark.slow
 def test_verify_passes_and_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The prompts that come with the command are long for a byte-level tokenizer.
     options = (*models(folder), "--max-tokens", 6, "--samples", 100, "--raw")

@@ -145,4 +145,4 @@ def test_logits_that_are_not_finite_fail_the_request(temperature: int) -> None:
     got = accepted(TOKENS, PARENTS, [99, 0, 0, 0, 0, 0], temperature=temperature, logit_bias={99: 1e4})
     accept(got, torch.full((6, VOCAB_SIZE), float("nan")), [-1] * 6)
     assert (got.sequence.output_ids, got.sequence.finish_reason) == ([99], "error")
-    assert "NaN" in str(got.sequence.error)
+    assert "not finite" in str(got.sequence.error)

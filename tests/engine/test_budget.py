@@ -291,7 +291,7 @@ def simulated_seconds(model: CostModel, steps: list[EngineStep]) -> float:
     )
 
 
-@pytest.mark.parametrize("kind", ["liar", "random head"])
+@pytest.mark.parametrize("kind", ["liar", pytest.param("random head", marks=pytest.mark.slow)])
 def test_a_useless_drafter_costs_little(kind: str) -> None:
     """Seconds by the model, of a draft that costs a fifth of a forward: at most 5% above plain decoding's."""
     target, recorder, model = make_target(), Recorder(), cost(0.03, draft=0.2)

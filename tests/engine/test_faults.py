@@ -186,7 +186,7 @@ def test_drafts_follow_the_text_after_partial_acceptance(kind: str) -> None:
     assert_drafts_follow_the_text(target, head, drafts)
 
 
-@pytest.mark.parametrize("kind", ["parallel", "autoregressive"])
+@pytest.mark.parametrize("kind", ["parallel", pytest.param("autoregressive", marks=pytest.mark.slow)])
 def test_drafts_are_the_same_after_a_hit_and_after_preemption(kind: str) -> None:
     target, head = make_target(), sharp_head(kind)
     shared = make_prompts(4)[3]

@@ -88,7 +88,9 @@ def results(sequences: list[Sequence]) -> list[tuple[list[int], str | None]]:
     return [(s.output_ids, s.finish_reason) for s in sequences]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.2], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.0, marks=pytest.mark.slow, id="greedy"), pytest.param(1.2, id="sampled")]
+)
 def test_drafts_change_nothing(target: Target, temperature: float) -> None:
     params = make_params(temperature)
     truth = [decode(target, ids, p) for ids, p in zip(PROMPTS, params, strict=True)]

@@ -83,7 +83,7 @@ def run_engine(
     return recorder.rounds, answers
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["causal", "bidirectional", "chain", "transition", "autoregressive", "ngram"])
 def test_rounds_are_those_of_the_engine(target: Target, kind: str, temperature: float) -> None:
     for budget in (4, 24):

@@ -56,7 +56,7 @@ def test_training_on_200_prompts_makes_the_loss_fall(trained: Trained) -> None:
     assert sum(seen[-10:]) < 0.8 * sum(seen[:10])
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3", *(pytest.param(k, marks=pytest.mark.slow) for k in ("qwen3_moe", "gemma3"))])
 def test_every_family_is_trained_for(kind: str, make_config: MakeConfig) -> None:
     target = tiny_target(kind, text=True)
     init = "random" if kind == "gemma3" else "target"  # its norms lie elsewhere
