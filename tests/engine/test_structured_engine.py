@@ -30,7 +30,7 @@ SCHEMA = {
 }
 FORMS = {
     "json": {"json": SCHEMA, "disable_any_whitespace": True},
-    "regex": {"regex": r"(\d{1,3}\.){3}\d{1,3} (up|down)( again){0,4}"},
+    "regex": {"regex": r"([0-9]{1,3}\.){3}[0-9]{1,3} (up|down)( again){0,4}"},
     "choice": {"choice": ["a rather long answer", "a rather short one", "no"]},
     "grammar": {
         "grammar": 'start: "let " NAME " = " sum ";"\nsum: NUMBER | NUMBER "+" NUMBER\nNAME: /[a-z]{1,8}/\n'
