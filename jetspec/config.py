@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import Self
 
-from jetspec.errors import JetSpecError
+from jetspec.errors import JetSpecError, is_utf_8
 
 #: What a value must be, by pydantic's type of error; the names in braces come from the error's context.
 _REQUIREMENTS = {
@@ -107,10 +107,8 @@ def flag_of(name: str, field: FieldInfo) -> str:
 def _check_unicode(name: str, value: Any) -> None:
     """JetSpecError if a text or path holds bytes that are not UTF-8, which Python keeps as lone surrogates."""
     if isinstance(value, str | PurePath):
-        try:
-            str(value).encode()
-        except UnicodeEncodeError:
-            raise JetSpecError(f"{name}={str(value)!a}: must be valid UTF-8; rename it") from None
+        if not is_utf_8(str(value)):
+            raise JetSpecError(f"{name}={str(value)!a}: must be valid UTF-8; rename it")
     elif isinstance(value, tuple | list):
         for entry in value:
             _check_unicode(name, entry)

@@ -16,6 +16,15 @@ def is_positive_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def is_utf_8(text: str) -> bool:
+    """Whether a text can be written in UTF-8, which lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class RequestError(JetSpecError):
     """Requests that failed while others ran on; `outputs` holds what every request of the call produced."""
 

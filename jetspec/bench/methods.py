@@ -223,8 +223,7 @@ class OnEngine:
             engine.step()
         middle = time.perf_counter()
         self.recorder.decoded = decoded
-        while engine.has_work:
-            engine.step()
+        engine.run()
         self.recorder.decoded = None
         decoded.prefill_s, decoded.decode_s = middle - start, time.perf_counter() - middle
         decoded.split_s["other"] += max(0.0, decoded.decode_s - sum(decoded.split_s.values()))  # between steps

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from jetspec.errors import is_utf_8
+
 if TYPE_CHECKING:
     from jetspec.llm import LLM
 
@@ -53,11 +55,6 @@ def check_utf_8(arguments: Sequence[str]) -> None:
             raw = argument.encode("utf-8", "surrogateescape")
             shown = raw.decode("utf-8", "backslashreplace")
             raise typer.BadParameter(f"'{shown}' is not valid UTF-8; rename the file, or write the text in UTF-8")
-
-
-def is_utf_8(text: str) -> bool:
-    """Whether a text can be written in UTF-8, which lone surrogates cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def print_json(data: Any) -> None:

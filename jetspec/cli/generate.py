@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from jetspec.cli.common import is_utf_8, messages, print_json, results, write_text
+from jetspec.cli.common import messages, print_json, results, write_text
 from jetspec.cli.options import (
     DraftOptions,
     EngineOptions,
@@ -20,7 +20,7 @@ from jetspec.cli.options import (
     TemperatureOption,
     takes_groups,
 )
-from jetspec.errors import JetSpecError
+from jetspec.errors import JetSpecError, is_utf_8
 from jetspec.prompts import PromptInput, read_prompts, shown
 
 if TYPE_CHECKING:
