@@ -212,6 +212,8 @@ class AsyncLLM:
 
     async def _submit(self, prepare: Callable[[], list[Request]], request_id: str | None) -> RequestHandle:
         self._check_running()
+        if not isinstance(request_id, str | None):
+            raise JetSpecError(f"request_id={request_id!r:.80}: must be text, or None for an id of its own")
         [request] = await asyncio.get_running_loop().run_in_executor(self._preparer, prepare)
         request.request_id = uuid4().hex if request_id is None else request_id
         if request.request_id in self._handles:

@@ -108,7 +108,7 @@ def _check_unicode(name: str, value: Any) -> None:
     """JetSpecError if a text or path holds bytes that are not UTF-8, which Python keeps as lone surrogates."""
     if isinstance(value, str | PurePath):
         if not is_utf_8(str(value)):
-            raise JetSpecError(f"{name}={str(value)!a}: must be valid UTF-8; rename it")
+            raise JetSpecError(f"{name}={str(value)!a}: must be valid UTF-8; rename the file or convert the text")
     elif isinstance(value, tuple | list):
         for entry in value:
             _check_unicode(name, entry)

@@ -31,6 +31,14 @@ class PublishedHead(NamedTuple):
     source: str
 
 
+class KnownHead(NamedTuple):
+    """A head that "auto" takes. `causal` is what `load_head` has to be told; None: its configuration says it."""
+
+    name: str
+    causal: bool | None
+    origin: str
+
+
 def load_drafter(
     draft: str | Path | DraftHead | Target | Drafter | None,
     target: Target,
@@ -90,6 +98,16 @@ def shipped_head(target: str) -> str | None:
     return next((alias for alias in shipped_heads() if target.lower() in names.get(alias, {alias})), None)
 
 
+def known_head(target: str) -> KnownHead | None:
+    """The head that ships for a target, else the one published for it; None if there is none."""
+    shipped, published = shipped_head(target), published_heads().get(target.lower())
+    if shipped is not None:
+        return KnownHead(shipped, None, "which ships with JetSpec")
+    if published is not None:
+        return KnownHead(published.head, published.causal, f"published for {target}")
+    return None
+
+
 def _check_options(draft: object, method: str, head_window: int | None, head_causal: bool | None) -> None:
     """Raise JetSpecError for values of a wrong type and for options that contradict each other."""
     if method not in DRAFT_METHODS:
@@ -130,20 +148,17 @@ def _model_drafter(draft: str | Path | DraftHead | Target | None, target: Target
 def _auto_drafter(target: Target, method: str, head_window: int | None, head_causal: bool | None) -> Drafter:
     """The best drafter known for a target. Logs what it is; as a warning, where it is none with a head."""
     chain = method == "chain"
-    shipped, published = shipped_head(target.name), published_heads().get(target.name.lower())
-    name, origin = shipped, "which ships with JetSpec"
-    if name is None and published is not None:
-        name, origin = published.head, f"published for {target.name}"
-        head_causal = published.causal if head_causal is None else head_causal
-    if name is None:
+    known = known_head(target.name)
+    if known is None:
         reason = f"no head is known for {target.name!r}; `jetspec train` makes one"
     else:
         try:
-            head = load_head(name, device=target.device, dtype=target.dtype, causal=head_causal)
+            causal = known.causal if head_causal is None else head_causal
+            head = load_head(known.name, device=target.device, dtype=target.dtype, causal=causal)
             head.validate_for(target)
-            logger.info("draft: the head %r, %s", name, origin)
+            logger.info("draft: the head %r, %s", known.name, known.origin)
             return head_drafter(head, chain=chain, window=head_window)
         except JetSpecError as error:
-            reason = f"the head {name!r}, {origin}, cannot be used: {' '.join(str(error).split())}"
+            reason = f"the head {known.name!r}, {known.origin}, cannot be used: {' '.join(str(error).split())}"
     logger.warning("draft: prompt lookup, because %s", reason)
     return NgramDrafter(max_matches=1) if chain else NgramDrafter()

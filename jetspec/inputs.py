@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.meta import find_undeclared_variables
 
+from jetspec.engine.requests import is_list, plain_ids
 from jetspec.errors import JetSpecError
 from jetspec.models.target import Target, encode_text
 from jetspec.sampling import SamplingParams
@@ -37,7 +37,7 @@ def as_prompts(prompts: Any) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    if not _is_list(prompts):
+    if not is_list(prompts):
         raise JetSpecError(f"prompts: must be a text, token ids, or a list of such prompts, not {prompts!r:.80}")
     items: list[Any] = list(prompts)
     # The ids of one prompt start with a number, or with the element of an array or a tensor.
@@ -54,12 +54,10 @@ def checked_prompt(prompt: Any, name: str) -> Prompt:
     """
     if isinstance(prompt, str):
         return prompt
-    try:
-        if not _is_list(prompt) or any(isinstance(token, bool) for token in prompt):
-            raise TypeError
-        return [operator.index(token) for token in prompt]
-    except TypeError:
-        raise JetSpecError(f"{name}: must be a text or a list of token ids, not {prompt!r:.80}") from None
+    ids = plain_ids(prompt)
+    if ids is None:
+        raise JetSpecError(f"{name}: must be a text or a list of token ids, not {prompt!r:.80}")
+    return ids
 
 
 def as_conversations(messages: Any) -> Sequence[Any]:
@@ -68,7 +66,7 @@ def as_conversations(messages: Any) -> Sequence[Any]:
     Raises:
         JetSpecError: `messages` is no list.
     """
-    if not _is_list(messages):
+    if not is_list(messages):
         raise JetSpecError(
             f"messages: must be a list of messages, as {_CONVERSATION_EXAMPLE}, or a list of such lists, "
             f"not {messages!r:.80}"
@@ -109,7 +107,7 @@ def render_chat(target: Target, messages: Any, chat_template_kwargs: ChatTemplat
         JetSpecError: `messages` is no conversation, the target has no chat template, or the template refuses the
             messages or does not use one of the arguments.
     """
-    if not _is_list(messages) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+    if not is_list(messages) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise JetSpecError(
             f"messages: a conversation is a list of messages, as {_CONVERSATION_EXAMPLE}, not {messages!r:.80}"
         )
@@ -170,8 +168,3 @@ def _tokenizer(target: Target) -> Any:
     if target.tokenizer is None:
         raise JetSpecError(f"target {target.name!r} has no tokenizer: give prompts as token ids")
     return target.tokenizer
-
-
-def _is_list(value: object) -> bool:
-    """Whether a value holds items in order: a list, a tuple, an array or a tensor, say, but no text."""
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)

@@ -14,6 +14,7 @@ import torch
 from jetspec.dispatcher import Dispatcher, Request, raise_failures
 from jetspec.drafts import load_drafter
 from jetspec.engine import Budget, Drafter, Engine, Observer
+from jetspec.engine.requests import is_list
 from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.inputs import (
@@ -22,11 +23,12 @@ from jetspec.inputs import (
     Prompt,
     as_conversations,
     as_prompts,
+    checked_prompt,
     encode,
     params_for,
     render_chat,
 )
-from jetspec.models.loading import load_target, resolve_dtype
+from jetspec.models.loading import load_target, resolve_device, resolve_dtype
 from jetspec.models.target import Target
 from jetspec.outputs import RequestOutput, StreamOutput
 from jetspec.prompts import PromptInput, is_conversation
@@ -200,25 +202,35 @@ class LLM:
         """Token ids of each prompt, whatever its form.
 
         Args:
-            prompts: texts, token ids and conversations, in any mixture.
+            prompts: a list of texts, token ids and conversations, in any mixture.
             chat: put texts through the chat template, as conversations always are; None: where there is a template.
             chat_template_kwargs: arguments of the chat template, as {"enable_thinking": False}.
 
         Raises:
-            JetSpecError: a prompt cannot be rendered or encoded, or the template does not use an argument.
+            JetSpecError: a prompt is something else, or cannot be rendered or encoded; the template does not use an
+                argument, or no prompt goes through it.
         """
+        if not is_list(prompts):
+            raise JetSpecError(f"prompts: must be a list of texts, token ids and conversations, not {prompts!r:.80}")
         if chat is None:
             chat = getattr(self.target.tokenizer, "chat_template", None) is not None
-        return [self._encode_prompt(prompt, chat, chat_template_kwargs) for prompt in prompts]
+        rendered = any(chat if isinstance(prompt, str) else is_conversation(prompt) for prompt in prompts)
+        if chat_template_kwargs and not rendered:
+            raise JetSpecError(
+                "chat_template_kwargs: no prompt goes through a chat template; leave them out, or ask for the template"
+            )
+        return [self._encode_prompt(prompt, index, chat, chat_template_kwargs) for index, prompt in enumerate(prompts)]
 
-    def _encode_prompt(self, prompt: PromptInput, chat: bool, kwargs: ChatTemplateKwargs | None) -> list[int]:
+    def _encode_prompt(
+        self, prompt: PromptInput, index: int, chat: bool, kwargs: ChatTemplateKwargs | None
+    ) -> list[int]:
         if isinstance(prompt, str):
             if not chat:
                 return self.encode(prompt)
             prompt = [{"role": "user", "content": prompt}]
         if is_conversation(prompt):
             return self.encode(self.render_chat(prompt, kwargs), add_special_tokens=False)
-        return cast(list[int], prompt)
+        return cast(list[int], checked_prompt(prompt, f"prompt {index}"))
 
     def render_chat(self, messages: Conversation, chat_template_kwargs: ChatTemplateKwargs | None = None) -> str:
         """The prompt that the chat template makes of a conversation, ready for the assistant's turn.
@@ -271,6 +283,8 @@ class LLM:
         raise_failures(requests)
 
     def _finish(self, requests: list[Request], on_token: OnToken | None) -> list[RequestOutput]:
+        if on_token is not None and not callable(on_token):
+            raise JetSpecError(f"on_token={on_token!r:.80}: must be callable as (index, token_ids, text), or None")
         with closing(self._run(requests)) as pieces:
             for piece in pieces:
                 if on_token is not None:
@@ -283,7 +297,8 @@ def _target(model: str | Path | Target, device: str | torch.device, dtype: str |
         raise JetSpecError(f"model={model!r:.80}: must be the name of a target, or a loaded Target")
     if not isinstance(model, Target):
         return load_target(str(model), device=str(device), dtype=dtype)
-    if device != "auto" and torch.device(device) != model.device:
+    # The device of a tensor has an index, which "cuda" lacks.
+    if device != "auto" and torch.empty(0, device=resolve_device(str(device))).device != model.device:
         raise JetSpecError(f"device={str(device)!r}: the target is loaded on {model.device} already; leave device out")
     if dtype != "auto" and resolve_dtype(dtype, model.device) != model.dtype:
         raise JetSpecError(f"dtype={str(dtype)!r}: the target is loaded in {model.dtype} already; leave dtype out")

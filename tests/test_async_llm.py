@@ -372,3 +372,12 @@ def test_the_event_loop_is_never_blocked(run: Callable) -> None:
         await asyncio.gather(handle.result(), other.result())
 
     run(body)
+
+
+@pytest.mark.parametrize("request_id", [5, [], b"a"])
+def test_a_request_id_is_text(run: Callable, request_id: object) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        with pytest.raises(JetSpecError, match=r"request_id=.*: must be text"):
+            await llm.submit("abc", GREEDY, request_id=request_id)
+
+    run(body)

@@ -130,7 +130,9 @@ class Texts(Config):
     ],
 )
 def test_text_that_is_not_utf_8_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(JetSpecError, match=rf"^{field}='a\\udcff': must be valid UTF-8; rename it$"):
+    with pytest.raises(
+        JetSpecError, match=rf"^{field}='a\\udcff': must be valid UTF-8; rename the file or convert the text$"
+    ):
         Texts(**{field: value})
 
 

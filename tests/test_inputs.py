@@ -86,3 +86,18 @@ def test_arguments_reach_the_template() -> None:
     target.tokenizer.chat_template = TEMPLATE
     llm = LLM(target, None, num_blocks=20)
     assert llm.render_chat(TALK, {"suffix": "!", "enable_thinking": False}) == "(brief)hi!>"
+
+
+@pytest.mark.parametrize("prompts", [["hi"], [[1, 2]]])
+def test_arguments_that_no_prompt_uses_are_refused(prompts: list) -> None:
+    llm = LLM(tiny_target(text=True), None, num_blocks=20)
+    with pytest.raises(JetSpecError, match="chat_template_kwargs: no prompt goes through a chat template"):
+        llm.encode_prompts(prompts, chat=False, chat_template_kwargs={"tone": 1})
+    assert llm.encode_prompts(prompts, chat=False, chat_template_kwargs={})
+
+
+@pytest.mark.parametrize("prompts", [None, 5, "ab", {}, [5], [None], [[True]], [[1.5]], [["a"]], *[[m] for m in TALK]])
+def test_what_is_no_prompt_is_not_encoded(prompts: object) -> None:
+    llm = LLM(tiny_target(text=True), None, num_blocks=20)
+    with pytest.raises(JetSpecError, match=r"^prompt"):
+        llm.encode_prompts(prompts)

@@ -158,11 +158,17 @@ def test_ids_may_come_in_tensors_and_arrays(llm: LLM) -> None:
         [True],
         [[1, True]],
         {1, 2},
+        torch.tensor(3),
     ],
 )
 def test_prompts_that_are_none_are_refused(llm: LLM, prompts) -> None:
     with pytest.raises(JetSpecError):
         llm.generate(prompts, GREEDY)
+
+
+def test_a_callback_that_cannot_be_called_is_refused(llm: LLM) -> None:
+    with pytest.raises(JetSpecError, match="on_token=5"):
+        llm.generate("a", GREEDY, on_token=5)
 
 
 def test_params_and_conversations_are_checked(llm: LLM) -> None:
@@ -209,7 +215,7 @@ def small_head(target: Target) -> DraftHead:
         (lambda target: {"draft": NgramDrafter(), "head_window": 5}, "head_window"),
         (lambda target: {"draft": 3}, "draft=3"),
         (lambda target: {"dtype": "bfloat16"}, "dtype"),
-        (lambda target: {"device": "meta"}, "device"),
+        *[(lambda target, d=d: {"device": d}, "device") for d in ("meta", "nowhere", 5, None)],
         (lambda target: {"model": 3}, "model=3"),
         (lambda target: {"seed": "x"}, "seed='x'"),
         (lambda target: {"batch_invariant": 1}, "batch_invariant=1"),

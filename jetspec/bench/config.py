@@ -12,7 +12,7 @@ from jetspec.bench.records import BASELINE, UNDRAFTED, Cell, MethodName
 from jetspec.config import Config, option
 from jetspec.errors import JetSpecError, is_positive_integer
 
-#: The field that names what each method drafts with. Only "draft" has a default: the head shipped for the target.
+#: The field that names what each method drafts with. Only "draft" has a default: the head known for the target.
 DRAFT_FIELDS: dict[MethodName, str] = {
     "draft-model": "draft_model",
     "eagle": "eagle",
@@ -49,7 +49,8 @@ class BenchConfig(Config):
     )
     draft: str | None = option(
         None,
-        help="Causal head, for jetspec. By default the head shipped for the target.",
+        help="Causal head, for jetspec. By default, or with auto, the head that ships for the target, else one "
+        "published for it on the hub.",
         group=MODELS,
         flags=("--draft", "-d"),
     )
@@ -120,6 +121,11 @@ class BenchConfig(Config):
     @classmethod
     def _text_to_path(cls, value: Any) -> Any:
         return Path(value) if isinstance(value, str) else value
+
+    @field_validator("draft")
+    @classmethod
+    def _auto_is_the_default(cls, value: str | None) -> str | None:
+        return None if value == "auto" else value
 
     @field_validator("budgets", mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from jetspec.attention.blocks import DEFAULT_KV_BLOCK_SIZE, blocks_needed
 from jetspec.bench.config import DRAFT_FIELDS
 from jetspec.bench.records import PARTS, Cell, MethodName
-from jetspec.drafts import load_drafter
+from jetspec.drafts import KnownHead, load_drafter
 from jetspec.engine import Engine, EngineStep, Observer, RoundRecord
 from jetspec.engine.budget import MOST_ROWS
 from jetspec.errors import JetSpecError
@@ -100,7 +100,7 @@ class Models:
 
     Args:
         target: alias, hub id or path of the target.
-        drafts: alias, hub id or path of the draft for each of `DRAFT_FIELDS`.
+        drafts: the draft for each of `DRAFT_FIELDS`: its alias, hub id or path, or a head known for the target.
         methods: the methods that will be run.
         device: "auto", or a torch device.
         dtype: number type of the target and the drafts.
@@ -112,7 +112,7 @@ class Models:
     def __init__(
         self,
         target: str,
-        drafts: Mapping[str, str | None],
+        drafts: Mapping[str, str | KnownHead | None],
         methods: Sequence[MethodName],
         *,
         device: str = "auto",
@@ -123,14 +123,16 @@ class Models:
         for method in methods:
             field = DRAFT_FIELDS.get(method)
             if field is not None:
-                self.drafts[field] = self._load_draft(method, field, str(drafts[field]))
+                draft = drafts[field]
+                known = draft if isinstance(draft, KnownHead) else KnownHead(str(draft), None, "")
+                self.drafts[field] = self._load_draft(method, field, known.name, known.causal)
         self.reference = load_reference(target, self.target) if "hf" in methods else None
 
-    def _load_draft(self, method: MethodName, field: str, name: str) -> DraftHead | Target:
+    def _load_draft(self, method: MethodName, field: str, name: str, causal: bool | None) -> DraftHead | Target:
         device, dtype, kind = self.target.device, self.target.dtype, DRAFTING[method].head_kind
         if kind is None:
             return load_target(name, device=str(device), dtype=dtype)
-        head = self.drafts.get(field) or load_head(name, device=device, dtype=dtype)
+        head = self.drafts.get(field) or load_head(name, device=device, dtype=dtype, causal=causal)
         assert isinstance(head, DraftHead), "fields of heads hold no target"
         if not kind.includes(head):
             found = next(other for other in (AUTOREGRESSIVE, BIDIRECTIONAL, CAUSAL) if other.includes(head))

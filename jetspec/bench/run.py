@@ -19,8 +19,8 @@ from jetspec.bench.records import Answer, Cell, Failure, Group, Header, Run, rea
 from jetspec.bench.results import Results, check_settings, locked
 from jetspec.bench.sandbox import check_platform
 from jetspec.bench.scoring import score
+from jetspec.drafts import KnownHead, known_head
 from jetspec.errors import JetSpecError
-from jetspec.head import shipped_heads
 from jetspec.llm import LLM
 from jetspec.models.target import Target
 
@@ -196,13 +196,18 @@ def check_lengths(llm: LLM, name: str, questions: Sequence[Question], config: Be
     return lengths
 
 
-def drafts_of(config: BenchConfig) -> dict[str, str | None]:
-    """The name of the draft in each of `DRAFT_FIELDS`. JetSpecError if method jetspec has no head."""
-    draft = config.draft
+def drafts_of(config: BenchConfig) -> dict[str, str | KnownHead | None]:
+    """The draft in each of `DRAFT_FIELDS`. JetSpecError if method jetspec has no head.
+
+    There is no prompt lookup in place of a head, as in `load_drafter`: it is the method ngram.
+    """
+    draft: str | KnownHead | None = config.draft
     if draft is None and "jetspec" in config.methods:
-        if config.target not in shipped_heads():
-            raise JetSpecError(f"draft: no head is shipped for target {config.target!r}; name one for method jetspec")
-        draft = config.target
+        draft = known_head(config.target)
+        if draft is None:
+            raise JetSpecError(
+                f"draft: no head is known for target {config.target!r}; name one, or leave method jetspec out"
+            )
     return {"draft": draft, "eagle": config.eagle, "dflash": config.dflash, "draft_model": config.draft_model}
 
 

@@ -18,7 +18,7 @@ from jetspec.engine.budget import AutoBudget, Budget, FixedBudget
 from jetspec.engine.config import EngineConfig
 from jetspec.engine.drafters import CommittedRows, Drafter, head_drafter
 from jetspec.engine.observer import Committed, EngineStep, Observer, RoundRecord
-from jetspec.engine.requests import check_request, new_sequence
+from jetspec.engine.requests import new_sequence
 from jetspec.engine.scheduler import Scheduler
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError, is_positive_integer
@@ -72,6 +72,8 @@ class Engine:
         **options: Any,
     ) -> None:
         self.config = config = EngineConfig(**options)
+        if not isinstance(target, Target):
+            raise JetSpecError(f"target={target!r:.80}: must be a Target; load_target makes one, LLM takes its name")
         if not isinstance(draft, DraftHead | Drafter | None):
             raise JetSpecError(f"draft={draft!r:.80}: must be a DraftHead, a Drafter, or None to decode plainly")
         if not isinstance(observer, Observer | None):
@@ -79,8 +81,9 @@ class Engine:
         self.drafter: Drafter | None = head_drafter(draft) if isinstance(draft, DraftHead) else draft
         self.target = _prepared_target(target, config)
         num_blocks = config.num_blocks or _default_num_blocks(self.target, self.drafter, config)
+        # Before the list of blocks, which would fill the memory where `num_blocks` is far too large.
+        self.cache = _new_cache(self.target, num_blocks, config.kv_block_size)
         self.blocks = BlockManager(num_blocks, config.kv_block_size)
-        self.cache: KVCache = self.target.new_cache(num_blocks, config.kv_block_size)
         if self.drafter is not None:
             self.drafter.prepare(self.target, num_blocks, config.kv_block_size)
         self.scheduler = Scheduler(
@@ -111,19 +114,24 @@ class Engine:
         return bool(self._sequences)
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> int:
-        """Tokens the request may generate at most. Raises JetSpecError as `check_request` does."""
-        return check_request(self.target, self.blocks.num_slots, prompt_ids, params)
+        """Tokens the request may generate at most. Raises JetSpecError as `new_sequence` does."""
+        return new_sequence("", prompt_ids, params, target=self.target, blocks=self.blocks).max_new_tokens
 
     def add(self, request_id: str, prompt_ids: Seq[int], params: SamplingParams) -> Sequence:
         """Queue a request.
 
         Raises:
-            JetSpecError: the id is in use, or `check` refuses the request.
+            JetSpecError: the id is in use, `params.n` is above 1, or `check` refuses the request.
         """
+        sequence = new_sequence(request_id, prompt_ids, params, target=self.target, blocks=self.blocks)
         if request_id in self._sequences:
             raise JetSpecError(f"request_id={request_id!r} is already running: give each request its own id")
-        seed = params.seed if params.seed is not None else child_seed(self.config.seed, 1 + next(self._unseeded))
-        sequence = new_sequence(request_id, prompt_ids, params, target=self.target, blocks=self.blocks, seed=seed)
+        if params.n > 1:
+            raise JetSpecError(
+                f"n={params.n}: the engine gives one answer a request; use LLM, or add a request for each"
+            )
+        if params.seed is None:
+            sequence.seed = child_seed(self.config.seed, 1 + next(self._unseeded))
         self._sequences[request_id] = sequence
         self.scheduler.add(sequence)
         return sequence
@@ -326,6 +334,17 @@ def _prepared_target(target: Target, config: EngineConfig) -> Target:
         pack_linears(target.model)
     target = target.as_batch_invariant() if config.batch_invariant else target
     return target.as_compiled() if config.compile else target
+
+
+def _new_cache(target: Target, num_blocks: int, block_size: int) -> KVCache:
+    try:
+        return target.new_cache(num_blocks, block_size)
+    except (RuntimeError, TypeError) as error:  # no memory; a size beyond 64 bits
+        size = target.cache_bytes_per_token * num_blocks * block_size / 2**30
+        raise JetSpecError(
+            f"num_blocks={num_blocks}, kv_block_size={block_size}: a K/V cache of {size:.3g} GiB cannot be allocated; "
+            "lower them"
+        ) from error
 
 
 def _target_layer_ids(drafter: Drafter | None, config: EngineConfig) -> tuple[int, ...]:

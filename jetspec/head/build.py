@@ -19,7 +19,9 @@ from jetspec.head.transition import Transition
 from jetspec.models.config_fields import config_field
 from jetspec.models.target import Target, decoder_layers, default_target_layer_ids
 
-#: The class of each kind of head.
+#: The class of each kind of head. A new kind has to be named in these places too: `kind` of `HeadConfig`, of
+#: `head_for_target` and of `TrainConfig`; `ARCHITECTURES` in published.py; `HEAD_DRAFTERS` in engine/drafters; and the
+#: kinds of bench/methods.py.
 HEADS: dict[str, type[DraftHead]] = {"parallel": ParallelHead, "autoregressive": AutoregressiveHead}
 
 

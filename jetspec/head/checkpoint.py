@@ -130,9 +130,9 @@ def head_directory(name_or_path: str | os.PathLike[str], *, with_card: bool = Fa
     shipped = shipped_heads()
     if name in shipped:
         return shipped[name]
-    if Path(name).is_dir():
-        return Path(name)
     try:
+        if name and Path(name).is_dir():  # without a name, it would be the current directory
+            return Path(name)
         patterns = [CONFIG, "*.safetensors", "*.safetensors.index.json", *(CARD_FILES if with_card else ())]
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -28,7 +28,12 @@ def _plain_integer(value: Any) -> Any:
 
 
 def _plain_number(value: Any) -> Any:
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except OverflowError:  # of an integer beyond the range of floats, which is then refused
+        return value
 
 
 #: Numbers as they are kept; numpy's are taken too.
@@ -178,7 +183,8 @@ class SamplingParams(Config):
             raise JetSpecError(f"logit_bias={value!r:.80}: must map token ids to numbers, as {{42: -100.0}}")
         for token, bias in value.items():
             # -inf bans a token; +inf would make the probabilities NaN.
-            if not isinstance(bias, Real) or isinstance(bias, bool) or math.isnan(bias) or bias == math.inf:
+            number = _plain_number(bias)
+            if not isinstance(number, float) or math.isnan(number) or number == math.inf:
                 raise JetSpecError(
                     f"logit_bias={{{token}: {bias!r}}}: must be a number; 100 forces a token, -100 bans it"
                 )

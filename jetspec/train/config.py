@@ -60,7 +60,9 @@ class TrainConfig(Config):
     )
     max_prompts: int | None = option(None, help="Train on at most this many prompts.", group=ANSWERS, ge=1)
     max_tokens: int = option(256, help="Maximum tokens of an answer.", group=ANSWERS, ge=2)
-    temperature: float = option(0.0, help="Temperature of the target's answers; 0 is greedy.", group=ANSWERS, ge=0)
+    temperature: float = option(
+        0.0, help="Temperature of the target's answers; 0 is greedy.", group=ANSWERS, ge=0, allow_inf_nan=False
+    )
     max_num_seqs: int = option(64, help="Answers decoded at the same time.", group=ANSWERS, ge=1, free=True)
     self_prompts: int = option(0, help="Number of prompts that the target writes itself.", group=ANSWERS, ge=0)
     regenerate: bool = option(
@@ -147,6 +149,7 @@ class TrainConfig(Config):
         help="Temperature of both distributions in the loss, which is multiplied by its square.",
         group=OPTIMIZER,
         gt=0,
+        allow_inf_nan=False,
     )
     hard_labels: float = option(
         0.0, help="Share of the loss that is cross entropy with the chosen tokens.", group=OPTIMIZER, ge=0, le=1
@@ -154,12 +157,12 @@ class TrainConfig(Config):
     negatives: int | None = option(
         None, help="Approximate the softmax with this many random tokens.", group=OPTIMIZER, ge=1
     )
-    learning_rate: float = option(1e-3, help="Peak learning rate.", group=OPTIMIZER, gt=0)
+    learning_rate: float = option(1e-3, help="Peak learning rate.", group=OPTIMIZER, gt=0, allow_inf_nan=False)
     min_learning_rate: float = option(
         0.02, help="Learning rate of the last step, as a share of the peak.", group=OPTIMIZER, ge=0, le=1
     )
     warmup: float = option(0.04, help="Share of the steps that warm up.", group=OPTIMIZER, ge=0, le=1)
-    weight_decay: float = option(0.0, help="Weight decay of AdamW.", group=OPTIMIZER, ge=0)
+    weight_decay: float = option(0.0, help="Weight decay of AdamW.", group=OPTIMIZER, ge=0, allow_inf_nan=False)
     max_grad_norm: float = option(1.0, help="Norm at which gradients are clipped.", group=OPTIMIZER, gt=0)
     seed: int = option(0, help="Seed of everything random in the run.", group=OPTIMIZER, ge=0)
 

@@ -16,15 +16,17 @@ import pytest
 import torch
 
 import jetspec.bench.run as run_module
+from jetspec import drafts
 from jetspec.bench.config import DRAFT_FIELDS, BenchConfig
 from jetspec.bench.methods import Decoded, Models
 from jetspec.bench.metrics import figures
 from jetspec.bench.records import METHODS, Cell, Group, Run, read_run
 from jetspec.bench.results import LOCK, RESULTS, locked
-from jetspec.bench.run import run
+from jetspec.bench.run import drafts_of, run
 from jetspec.errors import JetSpecError
 from jetspec.head import head_for_target, load_head, save_head
 from jetspec.llm import LLM
+from jetspec.models.loading import ALIASES
 from tests.helpers.tiny import tiny_target
 
 Make = Callable[..., BenchConfig]
@@ -401,7 +403,7 @@ def test_the_header_tells_what_and_where(fake: Fake, config: Make) -> None:
         ({"methods": ("plain",), "dflash": "x"}, "dflash='x': is for method dflash-chain or dflash-tree"),
         ({"run_code": True}, "run_code: scores humaneval alone"),
         *(
-            ({field: value}, rf"{field}='.*\\udcff': must be valid UTF-8; rename it")
+            ({field: value}, rf"{field}='.*\\udcff': must be valid UTF-8; rename the file")
             for field, value in {
                 "output": Path("a\udcff"),
                 "data": "a\udcff",
@@ -456,5 +458,26 @@ def test_answers_that_do_not_fit_are_refused(fake: Fake, config: Make) -> None:
 
 
 def test_jetspec_needs_a_head(config: Make) -> None:
-    with pytest.raises(JetSpecError, match="draft: no head is shipped"):
-        run(config(draft=None))
+    for draft in (None, "auto"):
+        with pytest.raises(JetSpecError, match="draft: no head is known"):
+            run(config(draft=draft))
+
+
+@pytest.mark.parametrize("draft", [None, "auto"])
+def test_the_default_draft_is_the_head_that_generate_takes(
+    config: Make, models: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, draft: str | None
+) -> None:
+    head = shutil.copytree(models["draft"], tmp_path / "head")
+    settings = json.loads((head / "config.json").read_text())
+    del settings["is_causal"], settings["dflash_config"]["causal"], settings["dflash_config"]["causal_head"]
+    (head / "config.json").write_text(json.dumps(settings))
+    table = {models["target"].lower(): drafts.PublishedHead(str(head), True, "https://example.org")}
+    monkeypatch.setattr(drafts, "published_heads", lambda: table)
+    found = run(config(draft=draft, num_prompts=1, max_tokens=4))
+    assert not found.failures
+    assert "jetspec" in [group.cell.method for group in found.groups]
+
+
+def test_the_target_of_a_shipped_head_may_be_named_by_its_hub_id(config: Make) -> None:
+    name = ALIASES["smollm2-135m"].hub_id
+    assert drafts_of(config(target=name, draft=None)) == drafts_of(config(target="smollm2-135m", draft="auto"))

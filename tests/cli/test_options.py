@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from jetspec import LLM
+from jetspec.cli.options import EngineOptions
+from jetspec.engine.config import EngineConfig
 from jetspec.head import load_head
 from tests.helpers.cli import call
 
@@ -114,3 +117,12 @@ def test_raw_and_chat(folder: Path, made: list[dict[str, Any]], command: str) ->
         return
     shown = [run(command, folder, mode, "--json") for mode in ("--chat", "--raw")]
     assert json.loads(shown[0]) != json.loads(shown[1])
+
+
+def test_options_of_the_engine_have_the_defaults_and_limits_of_its_configuration() -> None:
+    hints = get_type_hints(EngineOptions, include_extras=True)
+    for field in fields(EngineOptions):
+        known = EngineConfig.model_fields[field.name]
+        [declared] = hints[field.name].__metadata__
+        limits = [fact.ge for fact in known.metadata if hasattr(fact, "ge")]
+        assert (field.default, declared.min) == (known.default, limits[0] if limits else None), field.name

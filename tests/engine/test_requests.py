@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
+import jetspec.engine.requests as requests_module
 from jetspec.engine import Engine, Sequence
 from jetspec.errors import JetSpecError
 from jetspec.models.target import Target
-from jetspec.sampling import SamplingParams, top_logprobs
+from jetspec.sampling import SamplingParams, StructuredOutputsParams, top_logprobs
 from tests.helpers.decoding import decode
 from tests.helpers.drafters import OracleDrafter
 from tests.helpers.engine import finish, known_answers, make_prompts, make_target, reference_model, references, run
@@ -165,3 +167,53 @@ def test_request_ids_are_unique() -> None:
     engine.add("a", [1], SamplingParams())
     with pytest.raises(JetSpecError, match="request_id"):
         engine.add("a", [1], SamplingParams())
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([3, 5]), np.array([3, 5]), [np.int64(3), 5], (3, 5), range(3, 7, 2)])
+def test_ids_are_taken_in_any_list_of_integers(ids) -> None:
+    engine = Engine(make_target(), num_blocks=20)
+    plain = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    [sequence] = finish(engine, [ids], [plain])
+    assert sequence.prompt_ids == [3, 5]
+    assert sequence.output_ids == references("llama", [[3, 5]], [plain])[0][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *[
+            ({"prompt_ids": ids}, "prompt: must be a list of token ids")
+            for ids in (None, 5, "ab", {1: 2}, [1.0], [True])
+        ],
+        ({"prompt_ids": torch.tensor(3)}, "prompt: must be a list of token ids"),
+        *[({"params": params}, "params: must be SamplingParams") for params in (None, {"n": 1}, SamplingParams)],
+        *[({"request_id": name}, "request_id=.*: must be text") for name in (None, 5, [])],
+        ({"params": SamplingParams(n=2)}, "n=2: the engine gives one answer a request"),
+    ],
+)
+def test_what_is_no_request_is_refused(changes: dict, message: str) -> None:
+    engine = Engine(make_target(), num_blocks=20)
+    request = {"request_id": "a", "prompt_ids": [1], "params": SamplingParams(), **changes}
+    with pytest.raises(JetSpecError, match=message):
+        engine.add(**request)
+    assert not engine.has_work
+
+
+def test_a_grammar_is_made_once_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(requests_module, "new_grammar", lambda *args: made.append(args))
+    engine = Engine(tiny_target(text=True), num_blocks=20)
+    engine.add("a", [1], SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"])))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("target", [None, 5, "smollm2-135m"])
+def test_an_engine_needs_a_loaded_target(target: object) -> None:
+    with pytest.raises(JetSpecError, match=r"target=.*: must be a Target"):
+        Engine(target)
+
+
+@pytest.mark.parametrize("sizes", [{"num_blocks": 10**15}, {"kv_block_size": 10**12}, {"kv_block_size": 10**30}])
+def test_a_cache_that_no_memory_holds_is_refused(sizes: dict) -> None:
+    with pytest.raises(JetSpecError, match=r"num_blocks=.*, kv_block_size=.*GiB cannot be allocated"):
+        Engine(make_target(), **sizes)

@@ -222,7 +222,7 @@ def test_hub_repository(tmp_path, monkeypatch):
     assert asked == [("someone/some-head", ["config.json", "*.safetensors", "*.safetensors.index.json"])]
 
 
-@pytest.mark.parametrize("name", ["./no/such/folder", "/no/such/folder", "../x"])
+@pytest.mark.parametrize("name", ["./no/such/folder", "/no/such/folder", "../x", "", "x" * 5000])
 def test_name_that_is_nothing_is_explained(name):
     with pytest.raises(JetSpecError, match=r"no draft head .* no directory, no shipped head"):
         load_head(name)

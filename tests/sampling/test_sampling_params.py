@@ -16,8 +16,8 @@ NAN, INF = float("nan"), float("inf")
     ("field", "value"),
     [
         *[("n", v) for v in (0, -1, 1.0, True, None)],
-        *[("temperature", v) for v in (-0.1, NAN, INF, "1", None)],
-        *[("top_p", v) for v in (0, -0.5, 1.01, NAN)],
+        *[("temperature", v) for v in (-0.1, NAN, INF, 10**400, -(10**400), "1", None)],
+        *[("top_p", v) for v in (0, -0.5, 1.01, NAN, 10**400)],
         *[("top_k", v) for v in (-2, 1.5, None)],
         *[("min_p", v) for v in (-0.1, 1.1, NAN)],
         *[("repetition_penalty", v) for v in (0, -1, INF)],
@@ -31,9 +31,10 @@ NAN, INF = float("nan"), float("inf")
         *[("min_tokens", v) for v in (-1, 1.5, 17)],
         *[("logprobs", v) for v in (-2, 1.5, True)],
         *[("prompt_logprobs", v) for v in (-2, 1.5, True)],
-        *[("logit_bias", v) for v in ([1], {"1": 2.0}, {-1: 2.0}, {1: NAN}, {1: INF}, {1: "x"})],
+        *[("logit_bias", v) for v in ([1], {"1": 2.0}, {-1: 2.0}, {1: NAN}, {1: INF}, {1: 10**400}, {1: "x"})],
         *[("logits_processors", v) for v in ([3], len)],
     ],
+    ids=lambda value: repr(value)[:30],
 )
 def test_out_of_range_is_refused(field, value):
     with pytest.raises(JetSpecError, match=rf"^{field}=.*(must|use)"):

@@ -140,3 +140,9 @@ def test_the_default_reaches_the_head(target: Target, make_config: Callable[...,
     config = make_config(transition_size=None, max_steps=1, eval_prompts=0)
     run_module.train(config, target=target)
     assert load_head(config.folder).config.transition_size == 256
+
+
+@pytest.mark.parametrize("field", ["temperature", "loss_temperature", "learning_rate", "weight_decay"])
+def test_infinite_numbers_that_would_spoil_the_training_are_refused(field: str) -> None:
+    with pytest.raises(JetSpecError, match=f"{field}=inf: must be a finite number"):
+        TrainConfig(**NEEDED, **{field: float("inf")})
