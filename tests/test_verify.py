@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -136,10 +137,11 @@ def test_next_logits_over_several_forwards(target: Target, monkeypatch: pytest.M
     assert torch.allclose(next_logits(target, contexts), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("problem", ["prompts", "temperature", "samples"])
+@pytest.mark.parametrize("problem", ["prompts", "temperature=0.0", "samples=50", f"seed={2**64 - 50}: "])
 def test_refusals_name_the_field(target: Target, head: DraftHead, prompts: list[list[int]], problem: str) -> None:
-    options = {"temperature": {"temperature": 0.0}, "samples": {"samples": 50}}.get(problem, {})
-    with pytest.raises(JetSpecError, match=problem):
+    name, _, value = problem.rstrip(": ").partition("=")
+    options: dict[str, Any] = {name: float(value) if "." in value else int(value)} if value else {}
+    with pytest.raises(JetSpecError, match=f"^{problem}"):
         verify(LLM(target, None), LLM(target, head), prompts[:1] if problem == "prompts" else prompts, **options)
 
 

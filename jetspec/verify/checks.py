@@ -97,7 +97,8 @@ def verify(
         progress: told what starts.
 
     Raises:
-        JetSpecError: fewer than two prompts, a temperature of zero, or fewer than a hundred samples.
+        JetSpecError: fewer than two prompts, a temperature of zero, fewer than a hundred samples, or a seed too large to
+            count up from.
     """
     if len(prompts) < 2:
         raise JetSpecError(f"prompts: {len(prompts)} given; give at least two, which make a batch")
@@ -105,6 +106,9 @@ def verify(
         raise JetSpecError(f"temperature={temperature}: must be above 0; greedy decoding is always checked")
     if samples < 100:
         raise JetSpecError(f"samples={samples}: must be at least 100 for a goodness-of-fit test")
+    most = 2**64 - max(samples, len(prompts))
+    if seed > most:
+        raise JetSpecError(f"seed={seed}: must be at most {most}; each sample has a seed of its own, counted from it")
     greedy = [SamplingParams(temperature=0.0, max_tokens=max_tokens)] * len(prompts)
     sampled = [
         SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + i) for i in range(len(prompts))
