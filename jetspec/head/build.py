@@ -13,6 +13,8 @@ from jetspec.errors import JetSpecError
 from jetspec.head.autoregressive import AutoregressiveHead
 from jetspec.head.base import DraftHead
 from jetspec.head.config import HeadConfig
+from jetspec.head.conv import ConvParallelHead
+from jetspec.head.eagle3 import Eagle3Head
 from jetspec.head.parallel import ParallelHead
 from jetspec.head.rope import rope_like
 from jetspec.head.transition import Transition
@@ -20,12 +22,16 @@ from jetspec.models.config_fields import config_field
 from jetspec.models.target import Target, decoder_layers, default_target_layer_ids
 
 #: The class of each kind of head.
-HEADS: dict[str, type[DraftHead]] = {"parallel": ParallelHead, "autoregressive": AutoregressiveHead}
+HEADS: dict[str, type[DraftHead]] = {
+    "parallel": ParallelHead,
+    "autoregressive": AutoregressiveHead,
+    "eagle3": Eagle3Head,
+}
 
 
 def new_head(config: HeadConfig) -> DraftHead:
     """A head of the kind that `config` names, its weights not set."""
-    return HEADS[config.kind](config)
+    return (HEADS[config.kind] if config.dflash2 is None else ConvParallelHead)(config)
 
 
 def head_for_target(
