@@ -64,11 +64,13 @@ def oracle(spoken: list[int], seed: int = 0) -> Published:
     return published
 
 
-def test_drafts_that_a_correction_makes_right_are_accepted(tmp_path: Path) -> None:
-    answer, _ = generate(None, 12)
-    spoken = [PROMPT[-1], *answer[: BLOCK + 2]]
+def test_drafts_that_a_correction_makes_right_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetspec.head.path_children.CANDIDATES", VOCAB)  # the layers, which know nothing, choose none
+    prompt = [*PROMPT, *generate(None, 2)[0]]
+    answer, _ = generate(None, 12, prompt)
+    spoken = [prompt[-1], *answer[: BLOCK + 2]]
     assert len(set(spoken)) == len(spoken), "the table tells one token what follows it: pick another prompt"
-    drafted, rounds = generate(load_head(oracle(spoken).write(tmp_path)), 12)
+    drafted, rounds = generate(load_head(oracle(spoken).write(tmp_path)), 12, prompt)
     assert drafted == answer
     assert len(rounds[0].record.new_tokens) == BLOCK + 1
 

@@ -25,7 +25,9 @@ class Drafted:
     record: RoundRecord
 
 
-def generate(head: DraftHead | None, tokens: int, budget: int = 20) -> tuple[list[int], list[Drafted]]:
+def generate(
+    head: DraftHead | None, tokens: int, prompt: list[int] = PROMPT, budget: int = 20
+) -> tuple[list[int], list[Drafted]]:
     """The greedy answer to a prompt, and its rounds."""
     rounds: list[Drafted] = []
     text: list[int] = []
@@ -38,9 +40,9 @@ def generate(head: DraftHead | None, tokens: int, budget: int = 20) -> tuple[lis
     target = published_target()
     engine = Engine(target, drafter, observer=Recorder(), num_blocks=32, kv_block_size=4, tree_budget=budget)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    sequence = engine.add("one", PROMPT, params)
+    sequence = engine.add("one", prompt, params)
     while engine.has_work:
-        text = [*PROMPT, *sequence.output_ids]
+        text = [*prompt, *sequence.output_ids]
         engine.step()
     return list(sequence.output_ids), [d for d in rounds if len(d.record.tokens) > 1]
 
