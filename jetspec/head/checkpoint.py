@@ -112,14 +112,33 @@ def save_head(head: DraftHead, directory: str | os.PathLike[str], *, dtype: torc
         directory: the folder, made where it does not exist.
         dtype: the number type to write; None: the head's own.
     """
+    config = head.config
+    _write(head, directory, config.to_dict() if config.has_dflash_layout else speculators_config(config, None), dtype)
+
+
+def save_for_speculators(
+    head: DraftHead, directory: str | os.PathLike[str], verifier: str, *, dtype: torch.dtype | None = None
+) -> None:
+    """Write a head in speculators' layout; see `save_head`.
+
+    Args:
+        head: the head.
+        directory: the folder, made where it does not exist.
+        verifier: hub id or directory of the target, from which speculators takes the embedding and the lm_head of a
+            head that borrows them.
+        dtype: the number type to write; None: the head's own.
+
+    Raises:
+        JetSpecError: that layout has no head of this kind.
+    """
+    _write(head, directory, speculators_config(head.config, verifier), dtype)
+
+
+def _write(
+    head: DraftHead, directory: str | os.PathLike[str], config: Mapping[str, Any], dtype: torch.dtype | None
+) -> None:
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    config = head.config
-    write_head(head, folder, config.to_dict() if config.has_dflash_layout else speculators_config(config, None), dtype)
-
-
-def write_head(head: DraftHead, folder: Path, config: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
-    """Write a head's `config.json` with the content `config`, and `model.safetensors`; see `save_head`."""
     dtype = head.dtype if dtype is None else dtype
     tensors = published_tensors(_in_dtype(head.state_dict(), dtype, "cpu"), head.config)
     text = json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n"

@@ -298,6 +298,11 @@ class HeadConfig(Config):
                 f"the draft head's vocab_size is {self.vocab_size}, the target's is only {target.vocab_size}: {fix}"
             )
         rows = target.num_embeddings
+        looks_up = self.own_embedding or (self.correction is not None and self.correction.kind != "domino")
+        if looks_up and self.vocab_size < rows:
+            raise JetSpecError(
+                f"the draft head knows only {self.vocab_size} tokens (vocab_size), the target embeds {rows}: {fix}"
+            )
         if self.mask_token_id is not None and self.mask_token_id >= rows and not self.own_embedding:
             raise JetSpecError(
                 f"the draft head's dflash_config.mask_token_id is {self.mask_token_id}, but the target embeds only "

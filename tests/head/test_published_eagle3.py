@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in the layouts of the original repository, SpecForge and speculators: what they draft, what is refused."""
+"""EAGLE-3 heads in the layouts of EAGLE, SpecForge and speculators: what they draft, and what is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_trees_are_those_of_the_publishers_head(name: str, tmp_path: Path) -> No
     save_head(head, tmp_path / "again")
     again = load_head(tmp_path / "again")
     assert again.config.replace(block_size=head.config.block_size) == head.config
-    assert {n: t.tolist() for n, t in again.state_dict().items()} == {n: t.tolist() for n, t in head.state_dict().items()}
+    assert {n: t.tolist() for n, t in again.state_dict().items()} == {
+        n: t.tolist() for n, t in head.state_dict().items()
+    }
 
 
 def test_the_original_repository_s_pickled_file_is_read(tmp_path: Path) -> None:
@@ -155,7 +157,11 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"speculators_config__proposal_methods": []},
         r"proposal_methods.0.speculative_tokens=None",
     ),
-    "two norms": ("speculators", {"norm_before_fc": True, "fc_norm": True}, r"norm_before_fc and fc_norm are both true"),
+    "two norms": (
+        "speculators",
+        {"norm_before_fc": True, "fc_norm": True},
+        r"norm_before_fc and fc_norm are both true",
+    ),
     "a norm that is no flag": ("speculators", {"norm_output": 1}, r"norm_output=1: must be true or false"),
 }
 

@@ -12,7 +12,8 @@ import torch
 from jetspec.errors import JetSpecError
 from jetspec.head import load_head, save_head
 from tests.helpers.drafted import PROMPT, check_drafts, generate, published_rounds
-from tests.helpers.published_heads import BLOCK, REDUCED, VOCAB, Published, dflash
+from tests.helpers.published_heads import BLOCK, LAYERS, REDUCED, VOCAB, Published, dflash
+from tests.helpers.tiny import tiny_target
 
 DOMINO = {"dflash_config__shift_label": False, "dflash_config__pure_draft_prefix_len": 0}
 SCALES = {
@@ -50,7 +51,9 @@ def test_trees_are_those_of_the_publishers_head(name: str, tmp_path: Path, monke
     save_head(head, tmp_path / "again")
     again = load_head(tmp_path / "again")
     assert again.config.replace(num_target_layers=None) == head.config.replace(num_target_layers=None)
-    assert {n: t.tolist() for n, t in again.state_dict().items()} == {n: t.tolist() for n, t in head.state_dict().items()}
+    assert {n: t.tolist() for n, t in again.state_dict().items()} == {
+        n: t.tolist() for n, t in head.state_dict().items()
+    }
 
 
 def oracle(spoken: list[int], seed: int = 0) -> Published:
@@ -108,7 +111,12 @@ BROKEN: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"dflash_config__projector_type": "domino"},
         r"contradicts itself: architectures = \['DSparkDraftModel'\], dflash_config.projector_type = 'domino'",
     ),
-    "unknown architecture": ("DFlash", "DFlash", {"architectures": ["MedusaModel"]}, r"architectures=\['MedusaModel'\]"),
+    "unknown architecture": (
+        "DFlash",
+        "DFlash",
+        {"architectures": ["MedusaModel"]},
+        r"architectures=\['MedusaModel'\]",
+    ),
     "no width": ("DFlash", "Domino", {"dflash_config__emb_dim": None}, r"lacks dflash_config.emb_dim"),
     "no state": ("DFlash", "Domino", {"dflash_config__gru_hidden_dim": None}, r"lacks dflash_config.gru_hidden_dim"),
     "negative prefix": ("DFlash", "Domino", {"dflash_config__pure_draft_prefix_len": -1}, r"skip=-1: must be at least"),
@@ -153,3 +161,11 @@ def test_a_missing_tensor_has_the_publisher_s_name(tmp_path: Path) -> None:
     del published.tensors["embed_proj.2.weight"]
     with pytest.raises(JetSpecError, match=r"missing tensors embed_proj.2.weight$"):
         load_head(published.write(tmp_path))
+
+
+@pytest.mark.parametrize(("layout", "family"), [("DFlash", "DSpark"), ("DFlash", "DFlash 2"), ("DeepSpec", "DSpark")])
+def test_a_table_of_too_few_tokens_is_refused(layout: str, family: str, tmp_path: Path) -> None:
+    """A token of the target that such a head does not know could be in any prompt."""
+    head = load_head(dflash(layout, family).write(tmp_path))
+    with pytest.raises(JetSpecError, match=r"knows only 128 tokens \(vocab_size\), the target embeds 140"):
+        head.validate_for(tiny_target(num_hidden_layers=LAYERS, vocab_size=140))

@@ -62,7 +62,7 @@ def published_rounds(head: DraftHead, tokens: int = 8) -> list[Drafted]:
 
 @torch.inference_mode()
 def check_drafts(published: Published, rounds: list[Drafted], *, count: int = 2) -> None:
-    """Every node of some rounds has the probability that the publisher's head gives it, and no better one is missing."""
+    """Every node of some rounds has the probability that the publisher's head gives it; the best one is among them."""
     model = published_model()
     assert len(rounds) >= 2
     for drafted in rounds[:count]:

@@ -248,7 +248,9 @@ def draft_eagle3(head: Published, context: Context) -> Tensor:
     features = list(aux @ t["fc.weight"].double().T)
     embedding = t.get("embed_tokens.weight", context.embedding).double()
     tokens = [*context.token_ids, *context.path]
-    layers = [Layer(t, prefix)] + [Layer(t, f"layers.{i}") for i in range(1, 9) if f"layers.{i}.mlp.up_proj.weight" in t]
+    layers = [Layer(t, prefix)] + [
+        Layer(t, f"layers.{i}") for i in range(1, 9) if f"layers.{i}.mlp.up_proj.weight" in t
+    ]
     for _ in context.path:
         feature, token = torch.stack(features), embedding[torch.tensor(tokens[1 : len(features) + 1])]
         at = torch.arange(len(features))
@@ -370,10 +372,8 @@ def block_hidden(head: Published, context: Context, options: dict[str, Any]) -> 
         for name in ("attention_conv", "mlp_conv"):
             source, conv = y, f"layers.{index}.{name}"
             y = convolve(t, conv, y, source, 0) if convolved else y
-            if name == "attention_conv":
-                y = layer.attend(y, torch.cat((fused, y)), seen, at[n:], at)
-            else:
-                y = layer.mlp(y)
+            attends = name == "attention_conv"
+            y = layer.attend(y, torch.cat((fused, y)), seen, at[n:], at) if attends else layer.mlp(y)
             x = x + (convolve(t, conv, y, source, 1) if convolved else y)
             y = rms(x, layer.weight("post_attention_layernorm"))
     return rms(x, t["norm.weight"])
@@ -409,7 +409,7 @@ def markov_bias(t: dict[str, Tensor], form: str, path: list[int], rows: list[Ten
 def draft_dflash(head: Published, context: Context) -> Tensor:
     """Log probabilities [VOCAB] of the token behind the path; -inf for tokens that the head does not know."""
     t, config, depth = head.tensors, head.config, len(context.path)
-    options = config if "dflash_config" not in config else config["dflash_config"]
+    options = config.get("dflash_config", config)
     shifted = config.get("sample_from_anchor", "markov_rank" in options or options.get("shift_label", False))
     if depth > BLOCK - 1 + shifted:
         return torch.full((VOCAB,), -torch.inf, dtype=torch.float64)  # no such row
