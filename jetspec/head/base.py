@@ -90,6 +90,19 @@ class DraftHead(nn.Module, ABC):
         embeddings: Tensor = self.embed_tokens(ids.to(self.device))
         return embeddings
 
+    def share_weights(self, target: Target) -> None:
+        """Keep an embedding or lm_head of the head's own that equals the target's in memory once."""
+        model = target.model
+        for own, theirs in (
+            (self.embed_tokens, model.get_input_embeddings()),
+            (self.lm_head, model.get_output_embeddings()),
+        ):
+            weight = getattr(theirs, "weight", None)
+            if own is None or not isinstance(weight, nn.Parameter):
+                continue
+            if (weight.shape, weight.dtype, weight.device) == (own.weight.shape, own.weight.dtype, own.weight.device):
+                own.weight = weight if torch.equal(weight, own.weight) else own.weight
+
     def logits(self, hidden: Tensor, target: Target) -> Tensor:
         """Logits [.., V] of hidden [.., hidden], by the head's own lm_head or else the target's.
 

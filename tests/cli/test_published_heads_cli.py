@@ -30,7 +30,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", HEADS)
+FAST = {"EAGLE-3, in the layout of SpecForge", "Domino, in the layout of DFlash"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in HEADS])
 def test_generate_drafts_and_inspect_names_the_family(name: str, target: Path, tmp_path: Path) -> None:
     published: Published = HEADS[name]()
     head = published.write(tmp_path)

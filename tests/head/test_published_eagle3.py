@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jetspec.errors import JetSpecError
-from jetspec.head import load_head, save_head
+from jetspec.head import checkpoint, load_head, save_head
 from tests.helpers.drafted import PROMPT, check_drafts, generate, published_rounds
 from tests.helpers.published_heads import HIDDEN, VOCAB, Published, eagle3, published_model, published_target
 from tests.helpers.tiny import tiny_target
@@ -32,7 +32,11 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
+#: Variants that differ from another one in little.
+SLOW = {"EAGLE, all tokens", "SpecForge, layers", "speculators, layers", "speculators, norms"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in HEADS])
 def test_trees_are_those_of_the_publishers_head(name: str, tmp_path: Path) -> None:
     published = HEADS[name]()
     folder = published.write(tmp_path / "head")
@@ -71,6 +75,36 @@ def test_a_head_reads_the_embedding_that_it_brings(tmp_path: Path) -> None:
     check_drafts(published, published_rounds(head))
 
 
+def test_an_embedding_that_equals_the_target_s_is_kept_once(tmp_path: Path) -> None:
+    published = eagle3("speculators", size=VOCAB)
+    model = published_target().model
+    equal, other = published.tensors, dict(published.tensors)
+    equal["embed_tokens.weight"] = model.get_input_embeddings().weight.detach().clone()
+    equal["lm_head.weight"] = model.get_output_embeddings().weight.detach().clone()
+    other["embed_tokens.weight"] = equal["embed_tokens.weight"] + 1e-3
+    for tensors, shared in ((equal, True), (other, False)):
+        head = load_head(Published(published.config, tensors, published.draft).write(tmp_path / str(shared)))
+        published_rounds(head)
+        assert (head.embed_tokens.weight is model.get_input_embeddings().weight) == shared
+        assert (head.lm_head.weight is model.get_output_embeddings().weight) == shared
+        assert torch.equal(head.embed_tokens.weight, tensors["embed_tokens.weight"])
+
+
+def test_a_pickled_file_on_the_hub_is_fetched_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eagle3("EAGLE").write(tmp_path, pickled=True)
+    asked = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append("pytorch_model.bin" in allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", download)
+    assert load_head("someone/eagle3").layout == "EAGLE"
+    assert asked == [False, True]
+
+
 def test_a_narrower_head_brings_its_own_embedding(tmp_path: Path) -> None:
     """`target_hidden_size` is the width of what fc reads; the embedding is as wide as the head."""
     published = eagle3("EAGLE", 10, hidden_size=24, num_attention_heads=2, num_key_value_heads=1)
@@ -89,6 +123,7 @@ def test_a_narrower_head_brings_its_own_embedding(tmp_path: Path) -> None:
     assert len(published_rounds(head)) >= 2  # its answer is that of plain decoding
 
 
+@pytest.mark.slow
 def test_an_overfitted_head_is_accepted(tmp_path: Path) -> None:
     head = load_head(eagle3("SpecForge").write(tmp_path)).train()
     target = published_target()

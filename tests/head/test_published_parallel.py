@@ -39,7 +39,19 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
+#: Variants that differ from another one in little.
+SLOW = {
+    "DFlash / DFlash",
+    "DFlash / Domino, rows from the first mask on",
+    "DFlash / DSpark",
+    "DFlash / DSpark, gated",
+    "DFlash / DFlash 2",
+    "speculators / DFlash",
+    "speculators / DSpark, recurrent",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in HEADS])
 def test_trees_are_those_of_the_publishers_head(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # All tokens are candidates, so that the reference need not choose any.
     monkeypatch.setattr("jetspec.head.path_children.CANDIDATES", 128)
@@ -78,6 +90,7 @@ def test_drafts_that_a_correction_makes_right_are_accepted(tmp_path: Path, monke
     assert len(rounds[0].record.new_tokens) == BLOCK + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_they_draft_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     for name in ("DFlash / Domino", "DFlash / DFlash 2", "speculators / DSpark"):

@@ -114,6 +114,7 @@ class HeadDrafter(Drafter):
         super().prepare(target, num_blocks, block_size)
         self.head.validate_for(target)
         self.target_layer_ids = self.head.config.layer_ids(target.num_layers)
+        self.head.share_weights(target)
         pack_linears(self.head)
         self.target = target
         self.cache = self.head.new_cache(num_blocks, block_size)
