@@ -64,7 +64,7 @@ class HeadConfig(Config):
         False, help="Block position d predicts the token d + 1 places after the anchor (False: d places)."
     )
     sample_from_anchor: bool = option(
-        False, help="As `shifted`, and the last of the block_size tokens is no row of the block."
+        False, help="Every row of the block predicts, the anchor's the first token; there are block_size - 1 rows."
     )
     draft_vocab_size: int | None = option(None, help="Tokens of the head's own lm_head; None: the target's.", ge=1)
     own_embedding: bool = option(False, help="Whether the head embeds tokens itself, not through the target.")
