@@ -1,4 +1,4 @@
-"""Exports a draft head: to a directory in the published format, for vLLM, and to the hub."""
+"""Exports a draft head: to a directory in the published format, for vLLM or speculators, and to the hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from jetspec.errors import JetSpecError
-from jetspec.head import CARD_FILES, DraftHead, save_head
+from jetspec.head import CARD_FILES, DraftHead, save_for_speculators, save_head
 
 #: Modules with weights in the published format. vLLM refuses a checkpoint with others.
 PUBLISHED = ("fc", "hidden_norm", "layers", "norm")
@@ -21,6 +21,7 @@ def export_directory(
     *,
     source: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | None = None,
+    verifier: str | None = None,
 ) -> list[Path]:
     """Write a head to a directory, with its model card.
 
@@ -30,16 +31,20 @@ def export_directory(
         source: the directory that the head was loaded from. Its model card, the figures of the card and the licence
             (`jetspec.head.CARD_FILES`) are copied. Logs and training settings stay behind: they may hold private paths.
         dtype: number type of the weights; None keeps the head's own.
+        verifier: hub id or directory of the target, for speculators' layout; None: in the head's own layout.
 
     Returns:
         The files in the directory, sorted.
 
     Raises:
-        JetSpecError: the directory cannot be written to.
+        JetSpecError: the directory cannot be written to, or speculators' layout has no head of this kind.
     """
     folder = Path(directory)
     try:
-        save_head(head, folder, dtype=dtype)
+        if verifier is None:
+            save_head(head, folder, dtype=dtype)
+        else:
+            save_for_speculators(head, folder, verifier, dtype=dtype)
         for path in _card_files(source):
             if not (folder / path.name).exists() or not path.samefile(folder / path.name):
                 (folder / path.name).write_bytes(path.read_bytes())
@@ -60,6 +65,8 @@ def check_for_vllm(head: DraftHead) -> None:
     Raises:
         JetSpecError: vLLM would refuse the head, or would read its weights in another way.
     """
+    if head.config.kind == "eagle3":
+        raise JetSpecError("kind: vLLM reads an EAGLE-3 head in speculators' layout; export it with --to speculators")
     if head.config.kind != "parallel":
         raise JetSpecError(f"kind: vLLM's dflash method reads no {head.config.kind} head; serve it with JetSpec")
     unknown = [name for name in head.state_dict() if name.partition(".")[0] not in PUBLISHED]
@@ -67,7 +74,7 @@ def check_for_vllm(head: DraftHead) -> None:
         raise JetSpecError(
             f"vLLM reads no {', '.join(unknown)}; train with --transition-size 0, or serve the head with JetSpec"
         )
-    if head.config.shifted:
+    if head.config.shifted or head.config.sample_from_anchor:
         raise JetSpecError(
             "dflash_config.shifted: vLLM takes the first mask's output for the next token, this head for the one after "
             "it; serve the head with JetSpec"

@@ -20,6 +20,8 @@ from jetspec.errors import JetSpecError
 from jetspec.export import check_for_vllm, export_hub
 from jetspec.head import checkpoint, head_for_target, load_head, save_head
 from jetspec.models.target import Target
+from tests.helpers.drafted import check_drafts, published_rounds
+from tests.helpers.published_heads import eagle3
 from tests.helpers.tiny import tiny_target
 
 #: What belongs to a head. A training configuration names the user's own paths, and logs are of no use to others.
@@ -193,3 +195,64 @@ def test_a_missing_destination_is_named(folder: Path, to: str, missing: str) -> 
     result = call("--draft", folder, "--to", to)
     assert result.exit_code == 1
     assert f"{missing}: needed with --to {to}" in result.stderr
+
+
+SPECULATORS = ("--to", "speculators", "--target", "someone/target")
+
+
+def test_what_speculators_reads(target: Target, tmp_path: Path) -> None:
+    """A bidirectional head; layers are counted as hidden states, of which the embedding's output is the first."""
+    head = head_for_target(target, num_layers=2, block_size=4, num_aux_layers=2, mask_token_id=127, causal=False)
+    save_head(head, tmp_path / "head")
+    result = call("--draft", tmp_path / "head", *SPECULATORS, "--output", tmp_path / "out", "--json")
+    assert json.loads(result.stdout)["files"] == ["config.json", "model.safetensors"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["speculators_model_type"], config["aux_hidden_state_layer_ids"]) == ("dflash", [2, 4])
+    assert (config["block_size"], config["mask_token_id"], config["draft_vocab_size"]) == (4, 127, 128)
+    assert config["transformer_layer_config"]["model_type"] == "qwen3"
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "someone/target"
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    again = load_head(tmp_path / "out")
+    assert again.config == head.config.replace(num_target_layers=None)
+    assert torch.equal(logits(target, tmp_path / "out"), logits(target, tmp_path / "head"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"causal": True}, "causal=True: speculators' layers of full attention see the whole block"),
+        ({"causal": False, "transition_size": 4}, "transition_size=4: no head of speculators has a transition"),
+        ({"causal": False, "shifted": True}, "shifted=True"),
+        ({"kind": "autoregressive", "mask_token_id": None}, "kind='autoregressive': speculators has EAGLE-3 heads"),
+    ],
+)
+def test_heads_that_speculators_does_not_have_are_refused(
+    target: Target, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    options = {"num_layers": 1, "block_size": 4, "num_aux_layers": 2, "mask_token_id": 127, **settings}
+    save_head(head_for_target(target, **options), tmp_path / "head")
+    result = call("--draft", tmp_path / "head", *SPECULATORS, "--output", tmp_path / "out")
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("options", [("--to", "speculators"), ("--to", "directory", "--target", "someone/target")])
+def test_the_target_is_named_for_speculators_alone(folder: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    result = call("--draft", folder, *options, "--output", tmp_path)
+    assert result.exit_code == 1
+    assert "--target: needed with --to speculators, and for nothing else" in result.stderr
+
+
+@pytest.mark.parametrize("layout", ["EAGLE", "SpecForge", "speculators"])
+def test_an_eagle3_head_is_exported_for_speculators(tmp_path: Path, layout: str) -> None:
+    published = eagle3(layout)
+    call("--draft", published.write(tmp_path / "head"), *SPECULATORS, "--output", tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    expected = {name.replace("midlayer", "layers.0"): tensor for name, tensor in published.tensors.items()}
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {n: t.tolist() for n, t in expected.items()}
+    check_drafts(published, published_rounds(load_head(tmp_path / "out")))
+
+
+def test_vllm_reads_eagle3_heads_in_the_layout_of_speculators(tmp_path: Path) -> None:
+    with pytest.raises(JetSpecError, match="--to speculators"):
+        check_for_vllm(load_head(eagle3("EAGLE").write(tmp_path)))

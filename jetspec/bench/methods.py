@@ -36,7 +36,7 @@ class HeadKind:
     includes: Callable[[DraftHead], bool]
 
 
-AUTOREGRESSIVE = HeadKind("an autoregressive head", lambda head: head.config.kind == "autoregressive")
+AUTOREGRESSIVE = HeadKind("an autoregressive head", lambda head: head.config.kind != "parallel")
 BIDIRECTIONAL = HeadKind("a bidirectional head", lambda head: head.config.kind == "parallel" and not head.config.causal)
 CAUSAL = HeadKind("a causal parallel head", lambda head: head.config.kind == "parallel" and head.config.causal)
 

@@ -22,19 +22,25 @@ class Destination(str, Enum):
 
     hub = "hub"
     vllm = "vllm"
+    speculators = "speculators"
     directory = "directory"
 
 
 def export(
     draft: HeadOption,
     to: Annotated[
-        Destination, typer.Option("--to", help="The hub, vLLM (which reads a directory), or a plain directory.")
+        Destination,
+        typer.Option("--to", help="The hub, vLLM or speculators (which read a directory), or a plain directory."),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Directory to write.", show_default=False)
     ] = None,
     repo: Annotated[str | None, typer.Option("--repo", help="Hub repository: owner/name.", show_default=False)] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new hub repository private.")] = False,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="Target of the head, which --to speculators notes.", show_default=False),
+    ] = None,
     causal: CausalOption = None,
     dtype: Annotated[
         str, typer.Option("--dtype", help="Number type: auto (the head's own), float32, bfloat16 or float16.")
@@ -49,6 +55,8 @@ def export(
     wanted, given = ("--repo", repo) if to is Destination.hub else ("--output", output)
     if given is None:
         raise JetSpecError(f"{wanted}: needed with --to {to.value}")
+    if (to is Destination.speculators) != (target is not None):
+        raise JetSpecError("--target: needed with --to speculators, and for nothing else")
     from jetspec import export as exports
     from jetspec.head import head_directory, load_head
 
@@ -60,7 +68,7 @@ def export(
         show({"address": exports.export_hub(head, repo, private=private, **settings)}, json=json)
         return
     assert output is not None
-    files = exports.export_directory(head, output, **settings)
+    files = exports.export_directory(head, output, verifier=target, **settings)
     report: dict[str, Any] = {"output": str(output), "files": [path.name for path in files]}
     if to is Destination.vllm:
         report["speculative_config"] = exports.vllm_arguments(head, output)

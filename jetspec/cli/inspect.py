@@ -72,7 +72,10 @@ def inspect(
     seed: Annotated[int, typer.Option("--seed", help="Seed of a sampled answer.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Draw the draft tree of one round, with probabilities and the accepted path."""
+    """Draw the draft tree of one round, with probabilities and the accepted path.
+
+    The first line names the family of the draft head and the layout of its files.
+    """
     settings = draft.required_settings("inspect")
     target = model.load()
     from jetspec.engine import Observer
@@ -116,6 +119,7 @@ def to_dict(found: Round, llm: LLM) -> dict[str, Any]:
     """A round as a JSON object."""
     bonus = found.new_token_ids[-1]
     return {
+        "head": head_names(llm),
         "round": found.number,
         "answer_so_far": found.answer_so_far,
         "nodes": [asdict(node) for node in found.nodes],
@@ -126,12 +130,25 @@ def to_dict(found: Round, llm: LLM) -> dict[str, Any]:
 
 def show(found: Round, llm: LLM) -> None:
     """Draw a round in the terminal."""
+    names = head_names(llm)
+    if names is not None:
+        results.print(Text(f"head: {names['family']}, in the layout of {names['layout']}", style="dim"))
     header = Text(f"round {found.number}", style="bold")
     header.append(f"  rows in: {len(found.nodes)}, tokens out: {len(found.new_token_ids)}", style="not bold")
     results.print(header)
     results.print(Text(f"answer so far: ...{found.answer_so_far[-60:]!r}", style="dim"))
     results.print(draw(found.nodes))
     results.print(Text.assemble("then the target's own ", (token_text(llm, found.new_token_ids[-1]), "bold")))
+
+
+def head_names(llm: LLM) -> dict[str, str] | None:
+    """The family of the draft head, and the layout that its files have; None where another drafter drafts."""
+    from jetspec.engine import HeadDrafter
+
+    drafter = llm.engine.drafter
+    if not isinstance(drafter, HeadDrafter):
+        return None
+    return {"family": drafter.head.config.family, "layout": drafter.head.layout}
 
 
 def nodes_of(record: RoundRecord, llm: LLM) -> list[Node]:

@@ -67,7 +67,7 @@ class AutoregressiveHead(DraftHead):
 
         features and embeds [S, W, hidden] are the two halves of the nodes' entries; parents [S, W] are places in the
         level before. A node sees the context before its root, the nodes on its path, and itself. Returns hidden states
-        [S, W, hidden]: the features of the nodes' children and, through `norm`, what their tokens are predicted from.
+        [S, W, hidden]: the features of the nodes' children and, through `output`, what their tokens are predicted from.
         They are NaN for nodes whose entries are not finite; other nodes are not touched by those.
         """
         (features, spoiled_features), (embeds, spoiled_embeds) = zero_not_finite(features), zero_not_finite(embeds)
@@ -87,6 +87,11 @@ class AutoregressiveHead(DraftHead):
         x = self._entries(features, embeds).flatten(0, 1)
         hidden = self._decode(x, positions.flatten(), attend_paths).view(sequences, width, -1)
         return hidden.masked_fill((spoiled_features | spoiled_embeds).unsqueeze(-1), float("nan"))
+
+    def output(self, hidden: Tensor) -> Tensor:
+        """What tokens are predicted from, of hidden states [.., hidden] that `forward_level` returns."""
+        output: Tensor = self.norm(hidden)
+        return output
 
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
         """See `DraftHead.forward_text`."""
@@ -109,7 +114,7 @@ class AutoregressiveHead(DraftHead):
         steps = []
         for tokens in block_tokens(token_ids, anchors, self.config.block_size - 1).T:
             hidden = self.forward_level(hidden, embed(tokens).to(self.dtype).unsqueeze(0), paths, parents)
-            steps.append(self.norm(hidden[0]))
+            steps.append(self.output(hidden[0]))
         return torch.stack(steps, dim=1).masked_fill(lost[:, None, None], float("nan"))
 
     @torch.no_grad()

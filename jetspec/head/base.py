@@ -24,7 +24,7 @@ Embed = Callable[[Tensor], Tensor]
 
 
 class DraftHead(nn.Module, ABC):
-    """Parts and sizes that the kinds of heads share; embedding and lm_head are the target's."""
+    """Parts and sizes that the kinds of heads share; embedding and lm_head are the target's, or the head's own."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -35,6 +35,13 @@ class DraftHead(nn.Module, ABC):
         self.layers = cast("list[HeadLayer]", layers)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config)
+        own = config.draft_vocab_size
+        self.lm_head = None if own is None else nn.Linear(config.hidden_size, own, bias=False)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embedding else None
+        self.token_ids: Tensor | None
+        self.register_buffer("token_ids", torch.empty(own or 0, dtype=torch.int64) if config.reduced_vocab else None)
+        #: Whose file layout the head was read from.
+        self.layout = "JetSpec"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,14 +69,53 @@ class DraftHead(nn.Module, ABC):
         """Check that this head can draft for `target`.
 
         Raises:
-            JetSpecError: its sizes or its device are other ones. The message names the field and the fix.
+            JetSpecError: its sizes, its tokens or its device are other ones. The message names the field and the fix.
         """
         self.config.validate_for(target)
+        if self.token_ids is not None and int(self.token_ids.max()) >= target.num_embeddings:
+            raise JetSpecError(
+                f"the draft head proposes token {int(self.token_ids.max())}, but the target embeds only "
+                f"{target.num_embeddings} tokens: use the head that was trained for this target"
+            )
         if self.device != target.device:
             raise JetSpecError(
                 f"the draft head's device is {self.device}, the target's is {target.device}: load the head with "
                 f"load_head(..., device={str(target.device)!r}), or move it with head.to({str(target.device)!r})"
             )
+
+    def embed(self, ids: Tensor, target: Target) -> Tensor:
+        """Embeddings [.., hidden] of the target's token ids [..]: the head's own, or else the target's."""
+        if self.embed_tokens is None:
+            return target.embed(ids)
+        embeddings: Tensor = self.embed_tokens(ids.to(self.device))
+        return embeddings
+
+    def share_weights(self, target: Target) -> None:
+        """Keep an embedding or lm_head of the head's own that equals the target's in memory once."""
+        model = target.model
+        for own, theirs in (
+            (self.embed_tokens, model.get_input_embeddings()),
+            (self.lm_head, model.get_output_embeddings()),
+        ):
+            weight = getattr(theirs, "weight", None)
+            if own is None or not isinstance(weight, nn.Parameter):
+                continue
+            if (weight.shape, weight.dtype, weight.device) == (own.weight.shape, own.weight.dtype, own.weight.device):
+                own.weight = weight if torch.equal(weight, own.weight) else own.weight
+
+    def logits(self, hidden: Tensor, target: Target) -> Tensor:
+        """Logits [.., V] of hidden [.., hidden], by the head's own lm_head or else the target's.
+
+        V counts the head's own vocabulary; `target_ids` tells which tokens these are.
+        """
+        if self.lm_head is None:
+            return target.lm_head(hidden.to(target.dtype))
+        logits: Tensor = self.lm_head(hidden.to(self.dtype))
+        return logits
+
+    def target_ids(self, ids: Tensor) -> Tensor:
+        """The target's token ids of ids [..] in the head's own vocabulary."""
+        return ids if self.token_ids is None else self.token_ids[ids]
 
     @abstractmethod
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:

@@ -13,21 +13,27 @@ from jetspec.errors import JetSpecError
 from jetspec.head.autoregressive import AutoregressiveHead
 from jetspec.head.base import DraftHead
 from jetspec.head.config import HeadConfig
+from jetspec.head.conv import ConvParallelHead
+from jetspec.head.eagle3 import Eagle3Head
 from jetspec.head.parallel import ParallelHead
 from jetspec.head.rope import rope_like
 from jetspec.head.transition import Transition
 from jetspec.models.config_fields import config_field
 from jetspec.models.target import Target, decoder_layers, default_target_layer_ids
 
-#: The class of each kind of head. A new kind has to be named in these places too: `kind` of `HeadConfig`, of
-#: `head_for_target` and of `TrainConfig`; `ARCHITECTURES` in published.py; `HEAD_DRAFTERS` in engine/drafters; and the
-#: kinds of bench/methods.py.
-HEADS: dict[str, type[DraftHead]] = {"parallel": ParallelHead, "autoregressive": AutoregressiveHead}
+#: The class of each kind of head. A new kind has to be named in these places too: `kind` of `HeadConfig`; `HEAD_DRAFTERS`
+#: in engine/drafters; the kinds of bench/methods.py; the readers beside layouts.py. A kind that can be
+#: trained is also a `kind` of `head_for_target` and of `TrainConfig`.
+HEADS: dict[str, type[DraftHead]] = {
+    "parallel": ParallelHead,
+    "autoregressive": AutoregressiveHead,
+    "eagle3": Eagle3Head,
+}
 
 
 def new_head(config: HeadConfig) -> DraftHead:
     """A head of the kind that `config` names, its weights not set."""
-    return HEADS[config.kind](config)
+    return (HEADS[config.kind] if config.dflash2 is None else ConvParallelHead)(config)
 
 
 def head_for_target(

@@ -10,28 +10,39 @@ from typing_extensions import Self
 
 from jetspec.config import Config, option
 from jetspec.errors import JetSpecError
-from jetspec.head.published import ARCHITECTURES, PLAIN_FIELDS, read_fields
+from jetspec.head.options import CorrectionConfig, DFlash2Config, Eagle3Config
+from jetspec.head.published import ARCHITECTURES, PLAIN_FIELDS, read_fields, write_extra
 from jetspec.head.rope import checked_rope
 
 if TYPE_CHECKING:
     from jetspec.models.target import Target
 
+#: Layers that an EAGLE-3 head reads where it names none.
+EAGLE3_AUX_LAYERS = 3
 #: What an autoregressive head has of the fields that only a parallel head may choose.
-_AUTOREGRESSIVE = {"mask_token_id": None, "causal": True, "shifted": False, "transition_size": 0}
+_AUTOREGRESSIVE = {
+    "mask_token_id": None,
+    "causal": True,
+    "shifted": False,
+    "sample_from_anchor": False,
+    "transition_size": 0,
+    "correction": None,
+    "dflash2": None,
+}
 
 
 class HeadConfig(Config):
     """Sizes and meaning of a draft head.
 
-    `mask_token_id`, `causal`, `shifted` and `transition_size` are for a parallel head. An autoregressive head has no
-    mask token and no transition, is causal and is not shifted.
+    `mask_token_id`, `causal`, `shifted`, `sample_from_anchor`, `transition_size`, `correction` and `dflash2` are for a
+    parallel head. An autoregressive or EAGLE-3 head has no mask token, is causal and is not shifted.
 
     Raises:
         JetSpecError: a value is out of range, or two fields disagree. The message names the field.
     """
 
-    kind: Literal["parallel", "autoregressive"] = option("parallel", help="The kind of head.")
-    hidden_size: int = option(help="Width of the target's hidden states and of the head.", ge=1)
+    kind: Literal["parallel", "autoregressive", "eagle3"] = option("parallel", help="The kind of head.")
+    hidden_size: int = option(help="Width of the head, and of the target's hidden states.", ge=1)
     num_hidden_layers: int = option(help="Decoder layers of the head.", ge=1)
     num_attention_heads: int = option(help="Query heads of a layer.", ge=1)
     num_key_value_heads: int = option(help="Key heads of a layer.", ge=1)
@@ -42,16 +53,24 @@ class HeadConfig(Config):
     vocab_size: int = option(help="Tokens that the head may propose: the ids below this number.", ge=1)
     max_position_embeddings: int = option(help="Tokens of the longest sequence.", ge=1)
     block_size: int = option(help="Tokens of a block, anchor included.", ge=2)
-    num_target_layers: int = option(help="Decoder layers of the target.", ge=1)
+    num_target_layers: int | None = option(None, help="Decoder layers of the target; None: not known.", ge=1)
     target_layer_ids: tuple[Annotated[int, Field(ge=0)], ...] = option(
-        help="Decoder layers of the target, counted from 0, in the order in which their outputs are concatenated.",
-        min_length=1,
+        help="Decoder layers of the target, counted from 0, in the order in which their outputs are concatenated. "
+        "Empty in an EAGLE-3 head: three layers, chosen as EAGLE-3 does.",
     )
     mask_token_id: int | None = option(None, help="The token that fills a block behind its anchor.", ge=0)
     causal: bool = option(help="Whether a block position sees only those before it and itself.")
     shifted: bool = option(
         False, help="Block position d predicts the token d + 1 places after the anchor (False: d places)."
     )
+    sample_from_anchor: bool = option(
+        False, help="Every row of the block predicts, the anchor's the first token; there are block_size - 1 rows."
+    )
+    draft_vocab_size: int | None = option(None, help="Tokens of the head's own lm_head; None: the target's.", ge=1)
+    own_embedding: bool = option(False, help="Whether the head embeds tokens itself, not through the target.")
+    eagle3: Eagle3Config | None = option(None, help="Variants of an EAGLE-3 head.")
+    correction: CorrectionConfig | None = option(None, help="How candidates are scored anew for every path.")
+    dflash2: DFlash2Config | None = option(None, help="Convolutions and scales of a DFlash 2 head.")
     attention_bias: bool = option(False, help="Whether the projections of the attention have a bias.")
     sliding_window: int | None = option(None, help="Tokens that a layer with a sliding window sees.", ge=1)
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = option(
@@ -70,11 +89,15 @@ class HeadConfig(Config):
     def _check_together(self) -> Self:
         if self.kind == "parallel" and self.mask_token_id is None:
             raise JetSpecError("mask_token_id: is required for a parallel head (dflash_config.mask_token_id)")
-        for name, value in _AUTOREGRESSIVE.items() if self.kind == "autoregressive" else ():
+        for name, value in _AUTOREGRESSIVE.items() if self.kind != "parallel" else ():
             if getattr(self, name) != value:
                 raise JetSpecError(
-                    f"{name}={getattr(self, name)!r}: is for a parallel head; an autoregressive head has {value}"
+                    f"{name}={getattr(self, name)!r}: is for a parallel head; an {self.kind} head has {value}"
                 )
+        if (self.eagle3 is not None) != (self.kind == "eagle3"):
+            raise JetSpecError(f"eagle3={self.eagle3!r}: must be given for an EAGLE-3 head, and for no other kind")
+        self._check_path_scores()
+        self._check_vocabulary()
         if self.num_attention_heads % self.num_key_value_heads:
             raise JetSpecError(
                 f"num_attention_heads={self.num_attention_heads}: must be a multiple of "
@@ -86,9 +109,37 @@ class HeadConfig(Config):
         self._check_windows()
         return self
 
+    def _check_path_scores(self) -> None:
+        if self.correction is not None and self.transition_size:
+            raise JetSpecError(f"transition_size={self.transition_size}: must be 0 for a head with a correction")
+        if self.sample_from_anchor and (self.shifted or self.transition_size):
+            raise JetSpecError(
+                "sample_from_anchor=True: is not possible with shifted or transition_size; leave one out"
+            )
+        if self.dflash2 is not None and self.hidden_size % self.dflash2.group_size:
+            raise JetSpecError(
+                f"conv_group_size={self.dflash2.group_size}: must divide hidden_size ({self.hidden_size}) evenly"
+            )
+
+    def _check_vocabulary(self) -> None:
+        size = self.draft_vocab_size
+        if size is not None and size > self.vocab_size:
+            raise JetSpecError(f"draft_vocab_size={size}: must be at most vocab_size ({self.vocab_size})")
+        if size is not None and self.transition_size:
+            raise JetSpecError(f"draft_vocab_size={size}: must be None for a head with a transition")
+        if self.kind == "eagle3" and size is None:
+            raise JetSpecError("draft_vocab_size: is required for an EAGLE-3 head, which has an lm_head of its own")
+        if self.aux_hidden_size != self.hidden_size and not self.own_embedding:
+            raise JetSpecError(
+                f"target_hidden_size={self.aux_hidden_size}: differs from hidden_size ({self.hidden_size}), so the "
+                "head needs an embedding of its own (embed_tokens.weight)"
+            )
+
     def _check_target_layer_ids(self) -> None:
         layers, count = list(self.target_layer_ids), self.num_target_layers
-        if max(layers) >= count:
+        if not layers and self.kind != "eagle3":
+            raise JetSpecError("target_layer_ids=[]: must hold at least 1")
+        if count is not None and max(layers, default=0) >= count:
             raise JetSpecError(
                 f"target_layer_ids={layers}: must lie in 0..{count - 1}, the layers of a target with "
                 f"num_target_layers={count}"
@@ -113,7 +164,43 @@ class HeadConfig(Config):
     @property
     def num_aux_layers(self) -> int:
         """Layers of the target whose outputs the head reads."""
-        return len(self.target_layer_ids)
+        return len(self.target_layer_ids) or EAGLE3_AUX_LAYERS
+
+    @property
+    def aux_hidden_size(self) -> int:
+        """Width of the target's hidden states."""
+        own = None if self.eagle3 is None else self.eagle3.target_hidden_size
+        return self.hidden_size if own is None else own
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of the block that one forward of a parallel head runs."""
+        return self.block_size - self.sample_from_anchor
+
+    @property
+    def reduced_vocab(self) -> bool:
+        """Whether the head proposes only some of the tokens, by its own numbering."""
+        return self.draft_vocab_size not in (None, self.vocab_size)
+
+    @property
+    def family(self) -> str:
+        """What heads of this kind are known as."""
+        if self.kind == "eagle3":
+            return "EAGLE-3"
+        if self.correction is not None:
+            return {"domino": "Domino", "markov": "DSpark", "selector": "DFlash 2"}[self.correction.kind]
+        if self.sample_from_anchor:
+            return "DSpark"
+        return "autoregressive" if self.kind == "autoregressive" else ("JetSpec" if self.causal else "DFlash")
+
+    def layer_ids(self, num_target_layers: int) -> tuple[int, ...]:
+        """The layers that the head reads of a target with so many.
+
+        Source of the choice where the head names none: SafeAILab/EAGLE, eagle/model/modeling_llama_kv.py, which reads
+        the inputs of the layers 2, n // 2 and n - 3.
+        """
+        n = num_target_layers
+        return self.target_layer_ids or (1, n // 2 - 1, n - 4)
 
     @property
     def rope_theta(self) -> float:
@@ -127,7 +214,7 @@ class HeadConfig(Config):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, causal: bool | None = None) -> HeadConfig:
-        """Read a published `config.json`.
+        """Read a `config.json` in the layout of DFlash heads.
 
         Args:
             data: its content.
@@ -139,16 +226,31 @@ class HeadConfig(Config):
         """
         return cls(**read_fields(data, causal))
 
+    @property
+    def has_dflash_layout(self) -> bool:
+        """Whether `to_dict` can express this configuration."""
+        own = self.kind == "eagle3" or self.draft_vocab_size is not None or self.own_embedding
+        shifts = {"domino": (True, False), "markov": (True,), "selector": (False,), None: (True, False)}
+        fits = self.sample_from_anchor in shifts[None if self.correction is None else self.correction.kind]
+        return not own and fits and self.num_target_layers is not None
+
     def to_dict(self) -> dict[str, Any]:
-        """The published form. All three causal flags are written, so that every reader finds its own."""
+        """The layout of DFlash heads. All three causal flags are written, so that every reader finds its own.
+
+        Raises:
+            JetSpecError: that layout cannot express this configuration.
+        """
+        if not self.has_dflash_layout:
+            raise JetSpecError(f"the layout of DFlash heads cannot express this {self.family} head")
         scaling = {key: value for key, value in self.rope_parameters.items() if key != "rope_theta"}
         return {
-            "architectures": [ARCHITECTURES[self.kind]],
+            "architectures": [ARCHITECTURES.get(self.family, ARCHITECTURES["DFlash"])],
             "model_type": "qwen3",
             "hidden_act": "silu",
             "attention_dropout": 0.0,
             "tie_word_embeddings": False,
-            **{name: getattr(self, name) for name in (*PLAIN_FIELDS, "attention_bias", "block_size")},
+            **{name: getattr(self, name) for name in (*PLAIN_FIELDS, "attention_bias")},
+            "block_size": self.block_rows,
             "rope_theta": self.rope_theta,
             "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
             "rope_parameters": dict(self.rope_parameters),
@@ -164,6 +266,7 @@ class HeadConfig(Config):
                 "causal": self.causal,
                 "shifted": self.shifted,
                 **({"transition_size": self.transition_size} if self.transition_size else {}),
+                **write_extra(self.correction, self.dflash2, sample_from_anchor=self.sample_from_anchor),
             },
         }
 
@@ -177,15 +280,30 @@ class HeadConfig(Config):
             JetSpecError: it cannot. The message names the field and the fix.
         """
         fix = "use the head that was trained for this target, or train one with `jetspec train`"
-        for name, value in {"hidden_size": target.hidden_size, "num_target_layers": target.num_layers}.items():
-            if getattr(self, name) != value:
-                raise JetSpecError(f"the draft head's {name} is {getattr(self, name)}, the target's is {value}: {fix}")
+        width = "hidden_size" if self.aux_hidden_size == self.hidden_size else "target_hidden_size"
+        for name, own, value in (
+            (width, self.aux_hidden_size, target.hidden_size),
+            ("num_target_layers", self.num_target_layers, target.num_layers),
+        ):
+            if own not in (None, value):
+                raise JetSpecError(f"the draft head's {name} is {own}, the target's is {value}: {fix}")
+        layers = self.layer_ids(target.num_layers)
+        if not 0 <= min(layers) <= max(layers) < target.num_layers or len(set(layers)) != len(layers):
+            raise JetSpecError(
+                f"the draft head reads the layers {list(layers)} of its target, which must be distinct, but the target "
+                f"has only {target.num_layers} layers: {fix}"
+            )
         if self.vocab_size > target.vocab_size:
             raise JetSpecError(
                 f"the draft head's vocab_size is {self.vocab_size}, the target's is only {target.vocab_size}: {fix}"
             )
         rows = target.num_embeddings
-        if self.mask_token_id is not None and self.mask_token_id >= rows:
+        looks_up = self.own_embedding or (self.correction is not None and self.correction.kind != "domino")
+        if looks_up and self.vocab_size < rows:
+            raise JetSpecError(
+                f"the draft head knows only {self.vocab_size} tokens (vocab_size), the target embeds {rows}: {fix}"
+            )
+        if self.mask_token_id is not None and self.mask_token_id >= rows and not self.own_embedding:
             raise JetSpecError(
                 f"the draft head's dflash_config.mask_token_id is {self.mask_token_id}, but the target embeds only "
                 f"{rows} tokens: use the head's own target with its embedding resized as it was in training"

@@ -13,6 +13,7 @@ from jetspec.attention.rows import slot_index
 from jetspec.errors import JetSpecError
 from jetspec.head.base import Attend, DraftHead, Embed, KeysValues, block_tokens, spoiled_before, zero_not_finite
 from jetspec.head.config import HeadConfig
+from jetspec.head.correction import new_correction
 from jetspec.head.masks import block_mask, context_mask
 from jetspec.head.transition import Transition
 
@@ -30,6 +31,7 @@ class ParallelHead(DraftHead):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         self.transition = Transition(config) if config.transition_size else None
+        self.correction = new_correction(config)
 
     def context(self, aux_hidden_states: Tensor) -> Tensor:
         """Aux hidden states [n, aux_layers * hidden] -> fused context [n, hidden]."""
@@ -124,13 +126,20 @@ class ParallelHead(DraftHead):
         return self._decode_blocks(block_embeds, positions, attend_context)
 
     def forward_text(self, aux_hidden_states: Tensor, token_ids: Tensor, anchors: Tensor, embed: Embed) -> Tensor:
-        """See `DraftHead.forward_text`; with a transition some blocks are trained without it."""
+        """See `DraftHead.forward_text`; with a transition some blocks are trained without it.
+
+        Raises:
+            JetSpecError: the head has a correction, which changes logits and no hidden states.
+        """
+        if self.correction is not None:
+            raise JetSpecError(f"a {self.config.family} head cannot be trained here; use its publisher's code")
         known = block_tokens(token_ids, anchors, self.config.block_size - 1)
-        block = torch.full((len(anchors), self.config.block_size), self.mask_token_id, device=anchors.device)
+        block = torch.full((len(anchors), self.config.block_rows), self.mask_token_id, device=anchors.device)
         block[:, 0] = known[:, 0]
         aux_hidden_states, spoiled = zero_not_finite(aux_hidden_states)
         embeds, spoiled_embeds = zero_not_finite(embed(block).to(self.dtype))
-        hidden = self.forward_train(self.context(aux_hidden_states), embeds, anchors)[:, 1:]
+        hidden = self.forward_train(self.context(aux_hidden_states), embeds, anchors)
+        hidden = hidden if self.config.sample_from_anchor else hidden[:, 1:]
         windows = [window for window in self.config.windows if window is not None]
         reach = max(windows) - 1 if len(windows) == len(self.layers) else None
         lost = spoiled_before(spoiled, anchors, reach) | spoiled_embeds.any(dim=-1)

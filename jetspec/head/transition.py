@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from jetspec.head import path_children
 from jetspec.head.config import HeadConfig
+from jetspec.head.path_children import PathChildren
 from jetspec.models.target import Target
-from jetspec.tree import topk_lowest_id
-
-#: Tokens of each depth that a transition scores anew for every node there.
-CANDIDATES = 64
 
 
 class Transition(nn.Module):
@@ -47,11 +45,10 @@ class Transition(nn.Module):
         self.out_proj.weight.zero_()
 
 
-class TransitionChildren:
-    """`grow_trees`' expansion by a head's transition: the best tokens of each depth, scored anew for every node.
+class TransitionChildren(PathChildren):
+    """Children by a head's transition.
 
-    A shift of the layers' output adds its product with a token's row of the lm_head to the token's logit. For tokens
-    that are no candidates it is left out.
+    A shift of the layers' output adds its product with a token's row of the lm_head to the token's logit.
 
     Args:
         transition: the head's.
@@ -64,39 +61,15 @@ class TransitionChildren:
     def __init__(
         self, transition: Transition, target: Target, logits: Tensor, scale: Tensor, num_children: int | None = None
     ) -> None:
-        self.transition, self.target, self.num_children = transition, target, num_children
-        self.scale = scale.view(-1, 1, 1)
-        self.logits, self.ids = topk_lowest_id(logits, min(CANDIDATES, logits.shape[-1]))
+        super().__init__(logits, scale, num_children, num_candidates=path_children.CANDIDATES)
+        self.transition, self.target = transition, target
         self.rows = target.lm_head_rows(self.ids).to(transition.out_proj.weight.dtype)
-        # What all others weigh together.
-        total = logits.logsumexp(-1)
-        share = (self.logits - total.unsqueeze(-1)).exp().sum(-1).clamp(max=1.0)
-        self.rest = total + (-share).log1p()
-        self.state: Tensor | None = None
 
-    def __call__(self, depth: int, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-        """The children of a depth's frontier, most probable first.
-
-        Args:
-            depth: depth of the children, from 1. Calls go through the depths in order, because each depth's state
-                continues the one before.
-            tokens: [S, W], the frontier's tokens.
-            parents: [S, W], the place of each frontier node's parent in the frontier before.
-
-        Returns:
-            Log probabilities and token ids of the children, both [S, W, K].
-        """
+    def shifts(self, depth: int, tokens: Tensor, parents: Tensor) -> Tensor:
+        """See `PathChildren.shifts`."""
         sequences, width = tokens.shape
-        state = None
-        if self.state is not None:
-            places = parents.unsqueeze(-1).expand(-1, -1, self.state.shape[-1])
-            state = self.state.gather(1, places).flatten(0, 1).unsqueeze(0)
-        shift, state = self.transition(self.target.embed(tokens).view(sequences * width, 1, -1), state)
+        state = self.parent_states(parents)
+        embeds = self.target.embed(tokens).view(sequences * width, 1, -1)
+        shift, state = self.transition(embeds, None if state is None else state.unsqueeze(0))
         self.state = state.view(sequences, width, -1)
-        shift = shift.view(sequences, width, -1)
-        shifts = torch.einsum("swh,skh->swk", shift, self.rows[:, depth - 1]).float() * self.scale
-        logits = self.logits[:, None, depth - 1] + shifts
-        log_probs = logits - logits.logsumexp(-1, keepdim=True).logaddexp(self.rest[:, depth - 1, None, None])
-        log_probs, order = log_probs.sort(dim=-1, descending=True, stable=True)
-        ids = self.ids[:, None, depth - 1].expand(-1, width, -1).gather(2, order)
-        return log_probs[..., : self.num_children], ids[..., : self.num_children]
+        return torch.einsum("swh,skh->swk", shift.view(sequences, width, -1), self.rows[:, depth - 1])

@@ -97,8 +97,8 @@ def verify(
         progress: told what starts.
 
     Raises:
-        JetSpecError: fewer than two prompts, a temperature of zero, fewer than a hundred samples, or a seed too large to
-            count up from.
+        JetSpecError: fewer than two prompts, a temperature of zero, fewer than a hundred samples, or a seed too large
+            to count up from.
     """
     if len(prompts) < 2:
         raise JetSpecError(f"prompts: {len(prompts)} given; give at least two, which make a batch")

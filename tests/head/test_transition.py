@@ -59,7 +59,7 @@ def test_steps_equal_the_whole_path(target: Target) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_children_are_those_of_their_path(target: Target, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against every node's own softmax, had from its whole path at once."""
-    monkeypatch.setattr("jetspec.head.transition.CANDIDATES", VOCAB_SIZE)
+    monkeypatch.setattr("jetspec.head.path_children.CANDIDATES", VOCAB_SIZE)
     transition = conditioned_head(target).transition
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(2, 4, target.hidden_size, generator=generator)
@@ -89,7 +89,7 @@ def test_children_are_those_of_their_path(target: Target, temperature: float, mo
 
 @torch.no_grad()
 def test_probability_outside_the_candidates_is_kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspec.head.transition.CANDIDATES", 5)
+    monkeypatch.setattr("jetspec.head.path_children.CANDIDATES", 5)
     transition = conditioned_head(target).transition
     torch.nn.init.zeros_(transition.out_proj.weight)
     logits = torch.randn(1, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))

@@ -10,7 +10,11 @@ from jetspec.head import DraftHead
 __all__ = ["CommittedRows", "Drafter", "HeadDrafter", "ModelDrafter", "NgramDrafter", "head_drafter"]
 
 #: The drafter of each kind of head.
-HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {"parallel": ParallelDrafter, "autoregressive": AutoregressiveDrafter}
+HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {
+    "parallel": ParallelDrafter,
+    "autoregressive": AutoregressiveDrafter,
+    "eagle3": AutoregressiveDrafter,
+}
 
 
 def head_drafter(head: DraftHead, *, chain: bool = False, window: int | None = None) -> HeadDrafter:

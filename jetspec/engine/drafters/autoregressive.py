@@ -13,7 +13,7 @@ from jetspec.engine.sequence import Sequence
 from jetspec.head import AutoregressiveHead
 from jetspec.head.autoregressive import Paths
 from jetspec.models.target import Target
-from jetspec.tree import Expand, top_candidates
+from jetspec.tree import Expand
 
 
 class AutoregressiveDrafter(HeadDrafter):
@@ -46,7 +46,7 @@ class AutoregressiveDrafter(HeadDrafter):
         tokens = [s.token_ids[start:stop] for s, start, stop in spans]
         batch = RowBatch.chains(tokens, [s.table.slots(1, stop) for s, _, stop in spans]).to(self.target.device)
         features = self.features[before.to(self.target.device)]
-        self.head.extend(features, self.target.embed(batch.token_ids), batch, self.cache, self.window)
+        self.head.extend(features, self.head.embed(batch.token_ids, self.target), batch, self.cache, self.window)
 
     def children(self, anchors: Tensor, sequences: Seq[Sequence], limit: int) -> Expand:
         """A head forward for every level of the trees."""
@@ -66,7 +66,7 @@ class AutoregressiveDrafter(HeadDrafter):
         def expand(_depth: int, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
             nonlocal hidden
             features = hidden.gather(1, parents.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-            hidden = head.forward_level(features, target.embed(tokens), paths, parents)
-            return top_candidates(self.logits(head.norm(hidden).to(target.dtype), sequences), limit)
+            hidden = head.forward_level(features, head.embed(tokens, target), paths, parents)
+            return self.candidates(self.logits(head.output(hidden), sequences), limit)
 
         return expand

@@ -15,7 +15,7 @@ from jetspec.errors import JetSpecError
 from jetspec.head import DraftHead
 from jetspec.models.onednn_linear import pack_linears
 from jetspec.models.target import Target
-from jetspec.tree import Expand, Forest, grow_trees
+from jetspec.tree import Expand, Forest, grow_trees, top_candidates
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,8 @@ class HeadDrafter(Drafter):
         """Check that the head fits the target, and make room for what it keeps of committed tokens."""
         super().prepare(target, num_blocks, block_size)
         self.head.validate_for(target)
+        self.target_layer_ids = self.head.config.layer_ids(target.num_layers)
+        self.head.share_weights(target)
         pack_linears(self.head)
         self.target = target
         self.cache = self.head.new_cache(num_blocks, block_size)
@@ -137,7 +139,12 @@ class HeadDrafter(Drafter):
 
     def logits(self, hidden: Tensor, sequences: Seq[Sequence]) -> Tensor:
         """float32 logits [S, .., V] of the head's output hidden [S, .., hidden] at the sequences' temperatures."""
-        return tempered(self.target.lm_head(hidden)[..., : self.vocab_size].float(), sequences)
+        return tempered(self.head.logits(hidden, self.target)[..., : self.vocab_size].float(), sequences)
+
+    def candidates(self, logits: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+        """The most probable tokens of logits [.., V]: log probabilities and the target's ids, both [.., limit]."""
+        log_probs, ids = top_candidates(logits, limit)
+        return log_probs, self.head.target_ids(ids)
 
     def first_seen(self, position: int) -> int:
         """The first position that the head sees from `position` on."""

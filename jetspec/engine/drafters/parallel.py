@@ -10,9 +10,10 @@ from torch import Tensor
 from jetspec.engine.drafters.base import CommittedRows, HeadDrafter, temperatures
 from jetspec.engine.sequence import Sequence
 from jetspec.head import ParallelHead
+from jetspec.head.correction import CorrectedChildren, DominoCorrection
 from jetspec.head.transition import TransitionChildren
 from jetspec.models.target import Target
-from jetspec.tree import Expand, shared_children, top_candidates
+from jetspec.tree import Expand, shared_children
 
 #: Committed rows that wait for the next draft at most; bounds the memory of their hidden states.
 MAX_PENDING_ROWS = 512
@@ -27,10 +28,13 @@ class ParallelDrafter(HeadDrafter):
     head: ParallelHead
 
     def prepare(self, target: Target, num_blocks: int, block_size: int) -> None:
-        """As every head, with a transition in float32 on a CPU, where recurrent layers are slow in half types."""
+        """As every head, with recurrent layers in float32 on a CPU, where these layers are slow in half types."""
         super().prepare(target, num_blocks, block_size)
-        if self.head.transition is not None and target.device.type == "cpu":
-            self.head.transition.float()
+        if target.device.type == "cpu":
+            if self.head.transition is not None:
+                self.head.transition.float()
+            if isinstance(self.head.correction, DominoCorrection):
+                self.head.correction.prefix_gru.float()
         self._pending: list[CommittedRows] = []
 
     def extend(self, rows: CommittedRows) -> None:
@@ -54,17 +58,21 @@ class ParallelDrafter(HeadDrafter):
         """One list of candidates a depth, or with a transition a list for every node."""
         self.write_pending()
         config, target = self.head.config, self.target
-        block = torch.full((len(sequences), config.block_size), self.head.mask_token_id, device=target.device)
+        block = torch.full((len(sequences), config.block_rows), self.head.mask_token_id, device=target.device)
         block[:, 0] = anchors
         starts = torch.tensor([s.num_cached for s in sequences], device=target.device)
-        positions = starts[:, None] + torch.arange(config.block_size, device=target.device)
+        positions = starts[:, None] + torch.arange(config.block_rows, device=target.device)
         slots = [s.table.slots(self.first_seen(s.num_cached), s.num_cached).to(target.device) for s in sequences]
-        hidden = self.head.forward_blocks(target.embed(block), positions, slots, self.cache)
-        logits = self.logits(hidden[:, :-1] if config.shifted else hidden[:, 1:], sequences)
-        if self.head.transition is None:
-            return shared_children(*top_candidates(logits, limit))
+        hidden = self.head.forward_blocks(self.head.embed(block, target), positions, slots, self.cache)
+        if not config.sample_from_anchor:
+            hidden = hidden[:, :-1] if config.shifted else hidden[:, 1:]
+        logits = self.logits(hidden, sequences)
         scale = 1 / temperatures(sequences).to(target.device)
-        return TransitionChildren(self.head.transition, target, logits, scale, limit)
+        if self.head.transition is not None:
+            return TransitionChildren(self.head.transition, target, logits, scale, limit)
+        if self.head.correction is not None:
+            return CorrectedChildren(self.head.correction, self.head, target, hidden, logits, scale, limit)
+        return shared_children(*self.candidates(logits, limit))
 
 
 def last_of_each(values: Tensor) -> Tensor:
