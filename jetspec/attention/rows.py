@@ -29,12 +29,14 @@ class Segment:
 
     ``context_len`` committed tokens (positions 0 to ``context_len - 1``) are seen by every row.
     ``slots`` [context_len + stop - start] int64 are the pool slots of the context, then of the new rows.
+    ``state`` is the number of the sequence's recurrent state; 0 is the state before the first token.
     """
 
     start: int
     stop: int
     context_len: int
     slots: Tensor
+    state: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -77,10 +79,13 @@ class RowBatch:
     _cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def chains(cls, tokens: Sequence[Sequence[int] | Tensor], slots: Sequence[Tensor]) -> RowBatch:
+    def chains(
+        cls, tokens: Sequence[Sequence[int] | Tensor], slots: Sequence[Tensor], states: Sequence[int] | None = None
+    ) -> RowBatch:
         """The new tokens of each sequence, one after another, behind what it has committed.
 
         tokens[s] are n new ones; slots[s] [context_len + n] are as in `Segment` and so tell how many were committed.
+        states[s] is the number of the recurrent state, for models that have them.
         """
         ends = list(accumulate(map(len, tokens)))
         starts = [0, *ends[:-1]]
@@ -89,7 +94,7 @@ class RowBatch:
             token_ids=torch.cat([torch.as_tensor(new) for new in tokens]),
             positions=torch.cat([torch.arange(count, len(own)) for count, own in zip(counts, slots)]),
             parents=torch.cat([torch.arange(-1, len(new) - 1) for new in tokens]),
-            segments=[Segment(*segment) for segment in zip(starts, ends, counts, slots)],
+            segments=[Segment(*segment) for segment in zip(starts, ends, counts, slots, states or [0] * len(slots))],
         )
 
     def __post_init__(self) -> None:
