@@ -398,23 +398,3 @@ def forwards_replaced(modules: nn.ModuleList, forwards: list[Callable[..., Any]]
                 del module.forward
             else:
                 module.forward = own
-
-
-def check_vocabularies(model: Target, target: Target) -> None:
-    """Raise JetSpecError unless a token id means the same to both models."""
-    if model.device != target.device:
-        raise JetSpecError(f"draft model is on {model.device}, the target on {target.device}: load both on one device")
-    if model.num_embeddings < target.vocab_size and model.tokenizer is None:
-        raise JetSpecError(
-            f"draft model {model.name} knows {model.num_embeddings} tokens, the target {target.vocab_size}: "
-            "use a model with the target's vocabulary"
-        )
-    if model.tokenizer is None or target.tokenizer is None:
-        return
-    ours, theirs = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-    differing = next((token for token, index in theirs.items() if ours.get(token) != index), None)
-    if differing is not None:
-        raise JetSpecError(
-            f"draft model {model.name} and target {target.name} have different vocabularies "
-            f"({differing!r} is {ours.get(differing)} and {theirs[differing]}): use a model with the target's tokenizer"
-        )

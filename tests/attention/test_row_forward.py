@@ -17,7 +17,8 @@ MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss, **HYBRI
 FAST = {*MODELS} - {*HYBRIDS} | {"qwen3_next", "nemotron_h", "lfm2"}
 KINDS = [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in sorted(MODELS)]
 LAYERS = (0, 1, 2)
-TOLERANCE = 1e-4
+#: Rounding alone, of transformers' float32 against float64, takes up half of this in the tiny recurrent models.
+TOLERANCE = 2e-4
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jetspec.engine import Engine
+from jetspec.engine.drafters.draft_model import ModelDrafter
 from jetspec.errors import JetSpecError
 from jetspec.sampling import SamplingParams
 from tests.helpers.drafters import OracleDrafter
@@ -146,6 +147,11 @@ def test_the_automatic_budget_measures_and_changes_nothing() -> None:
     drafter = OracleDrafter(known_answers("qwen3_next", prompts, params), VOCAB_SIZE)
     engine = Engine(target, drafter, num_blocks=64, kv_block_size=4, max_num_batched_tokens=64)
     assert run(engine, prompts, params) == references("qwen3_next", prompts, params)
+
+
+def test_a_draft_model_with_recurrent_layers_is_refused() -> None:
+    with pytest.raises(JetSpecError, match="recurrent layers; use a model with attention"):
+        ModelDrafter(make_target("lfm2"))
 
 
 def test_batch_invariant_mode_is_refused() -> None:
