@@ -6,7 +6,7 @@ A model whose attention implementation is ROWS is called with the extra keyword 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,14 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from jetspec.attention.rows import Chunks, Window
 from jetspec.errors import JetSpecError
 
 ROWS = "jetspec_rows"
 LAYER_TYPES = {
     "full_attention",
     "sliding_attention",
+    "chunked_attention",
     "linear_attention",
     "conv",
     "hybrid",
@@ -49,7 +51,7 @@ class LayerAttention(NamedTuple):
     kv_heads: int
     head_dim: int
     value_dim: int
-    window: int | None
+    window: Window
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # its batch changes with every forward, and there is nothing in it to fuse
@@ -61,6 +63,7 @@ def attention_over_rows(
     attention_mask: Tensor | None = None,
     *,
     row_attention: Any = None,
+    row_positions: Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -85,15 +88,43 @@ def attention_over_rows(
     for keyword, given in others.items():
         if keyword not in WITHOUT_EFFECT and given is not None and given is not False:
             raise JetSpecError(f"{name}: the attention keyword {keyword!r} is not supported by JetSpec")
+    if row_positions is not None:
+        query = temperature_tuned(module, query, row_positions)
     output = row_attention(
         *(x[0].transpose(0, 1) for x in (query, key, value)),
         layer=module.layer_idx,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=chunks_of(module) if sliding_window is None else sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
     return output.unsqueeze(0), None
+
+
+def chunks_of(module: nn.Module) -> Chunks | None:
+    """The chunks of a layer that attends in chunks, which transformers would put into its mask."""
+    config: Any = getattr(module, "config", None)
+    size: int | None = getattr(config, "attention_chunk_size", None)
+    layer_types = getattr(config, "layer_types", None) or []
+    if size is None or not layer_types or layer_types[cast(int, module.layer_idx)] != "chunked_attention":
+        return None
+    return Chunks(size)
+
+
+def temperature_tuned(module: Any, query: Tensor, positions: Tensor) -> Tensor:
+    """Queries [1, heads, rows, hd] at the temperature of their positions [rows], in layers that tune it (Llama 4).
+
+    transformers takes the place of a row among the rows for its position; that factor is taken out again.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return query
+
+    def scale(positions: Tensor) -> Tensor:
+        return torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+
+    places = torch.arange(len(positions), device=positions.device)
+    tuned: Tensor = query * (scale(positions) / scale(places))[:, None].to(query.dtype)
+    return tuned
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:
@@ -131,7 +162,7 @@ def probe_layers(model: PreTrainedModel, num_layers: int, **others: Any) -> list
     """
     seen: dict[int, LayerAttention] = {}
 
-    def record(q: Tensor, k: Tensor, v: Tensor, *, layer: int, window: int | None, **_: Any) -> Tensor:
+    def record(q: Tensor, k: Tensor, v: Tensor, *, layer: int, window: Window, **_: Any) -> Tensor:
         if layer in seen:
             raise JetSpecError(f"{type(model).__name__}: layer {layer} attends more than once; this is not supported")
         seen[layer] = LayerAttention(k.shape[1], k.shape[2], v.shape[2], window)
@@ -165,7 +196,7 @@ def check_windows(model: PreTrainedModel, layers: list[LayerAttention | None]) -
     layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
     for index, (layer_type, layer) in enumerate(zip(layer_types, layers)):
         window = None if layer is None else layer.window
-        if (layer_type == "sliding_attention") != (window is not None):
+        if (layer_type in ("sliding_attention", "chunked_attention")) != (window is not None):
             raise JetSpecError(
                 f"{type(model).__name__}: layer {index} is of type {layer_type!r} but its attention has "
                 f"sliding_window={window}; this is not supported"

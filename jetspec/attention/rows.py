@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,23 @@ from jetspec.errors import JetSpecError
 from jetspec.tree.mask import ancestor_mask, chain_parents
 
 SlotIndex = slice | Tensor
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Attention in chunks of positions: a row sees back to the first position of its own chunk of `size`."""
+
+    size: int
+
+
+#: How far back a row sees: over this many keys, its own included, or in its chunk; None: over all of them.
+Window = int | Chunks | None
+Positions = TypeVar("Positions", int, Tensor)
+
+
+def first_visible(window: int | Chunks, positions: Positions) -> Positions:
+    """The first position that rows at these positions see; negative where they see all."""
+    return positions - (positions % window.size if isinstance(window, Chunks) else window - 1)
 
 
 @dataclass(frozen=True)
@@ -130,10 +147,11 @@ class RowBatch:
         mapping: Tensor = self._cache["slot_mapping"]
         return mapping
 
-    def mask(self, segment_index: int, window: int | None = None) -> Tensor:
+    def mask(self, segment_index: int, window: Window = None) -> Tensor:
         """Bool [n, context_len + n], True where a row may attend: the context, its ancestors and itself.
 
-        With a sliding window w, a row at position p sees only key positions greater than p - w.
+        With a sliding window w, a row at position p sees only key positions greater than p - w; with chunks, those of
+        its own chunk.
         """
         key = ("mask", segment_index, window)
         if key not in self._cache:
@@ -141,7 +159,7 @@ class RowBatch:
         mask: Tensor = self._cache[key]
         return mask
 
-    def plan(self, segment_index: int, window: int | None, dtype: torch.dtype) -> SegmentPlan:
+    def plan(self, segment_index: int, window: Window, dtype: torch.dtype) -> SegmentPlan:
         """Key slots and additive mask of one segment, built once per forward and shared by all layers."""
         key = ("plan", segment_index, window, dtype)
         if key not in self._cache:
@@ -149,7 +167,7 @@ class RowBatch:
         plan: SegmentPlan = self._cache[key]
         return plan
 
-    def _build_mask(self, segment: Segment, window: int | None) -> Tensor:
+    def _build_mask(self, segment: Segment, window: Window) -> Tensor:
         n, context_len = segment.num_rows, segment.context_len
         ancestors = visibility(self.parents[segment.start : segment.stop])
         context = torch.ones(n, context_len, dtype=torch.bool)
@@ -158,15 +176,15 @@ class RowBatch:
             return mask
         rows = self.positions[segment.start : segment.stop]
         keys = torch.cat([torch.arange(context_len, device=self.device), rows])
-        return mask & (keys[None, :] > rows[:, None] - window)
+        return mask & (keys[None, :] >= first_visible(window, rows)[:, None])
 
-    def _build_plan(self, segment_index: int, window: int | None, dtype: torch.dtype) -> SegmentPlan:
+    def _build_plan(self, segment_index: int, window: Window, dtype: torch.dtype) -> SegmentPlan:
         segment = self.segments[segment_index]
         total = segment.context_len + segment.num_rows
-        if window is not None and window >= total:
+        if window is not None and (window.size if isinstance(window, Chunks) else window) >= total:
             return self.plan(segment_index, None, dtype)
-        # A row's position is at least context_len, so keys at or before context_len - window are out of its sight.
-        first = 0 if window is None else max(0, segment.context_len - window + 1)
+        # A row's position is at least context_len, so no row sees a key that a row there would not see.
+        first = 0 if window is None else max(0, first_visible(window, segment.context_len))
         keys = slot_index(segment.slots[first:], self.device)
         if segment.num_rows == 1:
             return SegmentPlan(keys, None)

@@ -17,7 +17,8 @@ from jetspec.head.parallel import ParallelHead
 from jetspec.head.rope import rope_like
 from jetspec.head.transition import Transition
 from jetspec.models.config_fields import config_field
-from jetspec.models.target import Target, decoder_layers, default_target_layer_ids
+from jetspec.models.layers import decoder_layers, decoder_of
+from jetspec.models.target import Target, default_target_layer_ids
 
 #: The class of each kind of head.
 HEADS: dict[str, type[DraftHead]] = {"parallel": ParallelHead, "autoregressive": AutoregressiveHead}
@@ -149,7 +150,7 @@ def _init_random(head: DraftHead, seed: int) -> None:
 
 @torch.no_grad()
 def _init_from_target(head: DraftHead, target: Target) -> None:
-    decoder: Any = cast(Any, target.model).get_decoder()
+    decoder: Any = decoder_of(target.model, target.num_layers)
     count = len(head.layers)
     if count > target.num_layers:
         raise JetSpecError(f"num_layers is {count}, but init='target' has only {target.num_layers} layers to copy")

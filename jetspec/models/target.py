@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -29,6 +28,7 @@ from jetspec.attention.reference import attend, attend_visible, row_attention
 from jetspec.attention.rows import RowBatch
 from jetspec.errors import JetSpecError
 from jetspec.models.config_fields import config_field
+from jetspec.models.layers import captured_outputs, decoder_layers, decoder_of, forwards_replaced
 from jetspec.models.probe import check_rows_apart
 from jetspec.models.recurrent import BatchStates, ProbedStates, use_row_operations
 from jetspec.recurrent.states import RecurrentStates
@@ -67,7 +67,7 @@ class Target:
         self.num_embeddings: int = self._embedding.weight.shape[0]
         self.max_context = context_limit(self.config)
         self.eos_token_ids = eos_token_ids(model, tokenizer)
-        self._decoder: nn.Module = cast(Any, model).get_decoder()
+        self._decoder = decoder_of(model, self.num_layers)
         self._layers = decoder_layers(self._decoder, self.num_layers)
         use_row_operations(model)
         probed = ProbedStates()
@@ -221,6 +221,7 @@ class Target:
                 use_cache=False,
                 logits_to_keep=0 if logits_rows is None else logits_rows,
                 row_attention=attention,
+                row_positions=positions,
                 **extra,
             )
         return result.logits[0], [output[0] for output in outputs]
@@ -355,46 +356,3 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
         if found is not None:
             ids.update(found if isinstance(found, (list, tuple)) else [found])
     return frozenset(ids)
-
-
-def decoder_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The decoder's list of layers. JetSpecError where there is no single list of that length."""
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == num_layers]
-    if len(lists) != 1:
-        raise JetSpecError(
-            f"{type(decoder).__name__} has no single list of {num_layers} decoder layers; this model is not supported"
-        )
-    return lists[0]
-
-
-@contextmanager
-def captured_outputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect the first output tensor of each module, in the order of `modules`, while the context is open."""
-    outputs: list[Any] = [None] * len(modules)
-
-    def keep(index: int, _module: nn.Module, _args: Any, output: Any) -> None:
-        outputs[index] = output if isinstance(output, Tensor) else output[0]
-
-    handles = [module.register_forward_hook(partial(keep, index)) for index, module in enumerate(modules)]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def forwards_replaced(modules: nn.ModuleList, forwards: list[Callable[..., Any]]) -> Iterator[None]:
-    """While the context is open the modules run these forwards; their own where there are none."""
-    replaced = list(zip(modules, forwards))
-    before = [vars(module).get("forward") for module, _ in replaced]
-    try:
-        for module, forward in replaced:
-            module.forward = forward
-        yield
-    finally:
-        for (module, _), own in zip(replaced, before):
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
