@@ -120,7 +120,8 @@ def temperature_tuned(module: Any, query: Tensor, positions: Tensor) -> Tensor:
         return query
 
     def scale(positions: Tensor) -> Tensor:
-        return torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+        steps = torch.floor((positions.float() + 1) / float(module.floor_scale))
+        return torch.log1p(steps) * float(module.attn_scale) + 1
 
     places = torch.arange(len(positions), device=positions.device)
     tuned: Tensor = query * (scale(positions) / scale(places))[:, None].to(query.dtype)

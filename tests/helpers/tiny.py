@@ -26,6 +26,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from jetspec.models.layers import decoder_of
+
 VOCAB_SIZE = 128
 TEXT_VOCAB_SIZE = 272  # 256 bytes and 4 special tokens, padded
 EOS_TOKEN = "<|end|>"
@@ -70,8 +72,9 @@ def randomize(model: PreTrainedModel, seed: int) -> PreTrainedModel:
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
     """The norm behind the last layer, whatever the family calls it."""
+    decoder = decoder_of(model, model.config.get_text_config().num_hidden_layers)
     names = ("norm", "norm_f", "final_layernorm", "embedding_norm")
-    [norm] = [child for name, child in model.get_decoder().named_children() if name in names]
+    [norm] = [child for name, child in decoder.named_children() if name in names]
     return norm
 
 

@@ -187,9 +187,9 @@ def not_causal():
     return model
 
 
-def chunked():
+def compressed():
     model = tiny_llama()
-    model.config.layer_types = ["chunked_attention"] * 6
+    model.config.layer_types = ["compressed_attention"] * 6
     return model
 
 
@@ -233,7 +233,7 @@ def no_extra_keywords():
         (lambda: tiny_gemma3(use_bidirectional_attention=True), "both directions"),
         (sliding_without_a_window, "layer 1 .*sliding_window"),
         (not_causal, "is_causal"),
-        (chunked, "chunked_attention"),
+        (compressed, "compressed_attention"),
         (layer_of_another_kind, "layer 3 .* reads earlier tokens"),
         (lambda: LlamaModel(tiny_llama().config), "lm_head"),
         (

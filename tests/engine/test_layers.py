@@ -1,4 +1,4 @@
-"""Targets with recurrent layers: whatever is drafted, cut, preempted or shared, requests get what plain decoding gives.
+"""Targets with layers of every kind: whatever is drafted, cut, preempted or shared, requests get plain decoding's text.
 
 The truth is transformers' own forward over the whole text, token by token; `generate` is compared with once.
 """
@@ -25,12 +25,12 @@ from tests.helpers.engine import (
     references,
     run,
 )
-from tests.helpers.hybrids import HYBRIDS
+from tests.helpers.layers import FAMILY_MODELS, RECURRENT
 from tests.helpers.tiny import VOCAB_SIZE
 
 #: A gated delta rule, Mamba-2 and a convolution alone; each other family repeats one of them.
 FAST = ("qwen3_next", "nemotron_h", "lfm2")
-KINDS = [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in HYBRIDS]
+KINDS = [pytest.param(kind, marks=() if kind in {*FAST, "llama4_text"} else pytest.mark.slow) for kind in FAMILY_MODELS]
 TEMPERATURES = pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
 
 
@@ -51,7 +51,8 @@ def test_equals_plain_decoding(kind: str, batch: int, draft: str, temperature: f
         target, drafter, tree_budget=12, num_blocks=64, kv_block_size=4, max_num_batched_tokens=24, max_num_seqs=5
     )
     assert run(engine, prompts, params) == references(kind, prompts, params)
-    assert engine.cache.states.num_free == 5
+    if kind in RECURRENT:
+        assert engine.cache.states.num_free == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,7 +80,8 @@ def test_preemption_loses_nothing(kind: str) -> None:
     sequences = finish(engine, prompts, params)
     assert sum(s.metrics.preemptions for s in sequences) > 0
     assert [(s.output_ids, s.finish_reason) for s in sequences] == references(kind, prompts, params)
-    assert engine.cache.states.num_free == 64
+    if kind in RECURRENT:
+        assert engine.cache.states.num_free == 64
 
 
 @pytest.mark.parametrize("kind", FAST)
