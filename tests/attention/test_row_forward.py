@@ -13,8 +13,8 @@ from tests.helpers.layers import FAMILY_MODELS
 from tests.helpers.tiny import TINY_MODELS, final_norm, tiny_gemma2, tiny_gpt_oss
 
 MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss, **FAMILY_MODELS}
-#: One of each kind of recurrence is enough for the fast tests.
-FAST = {*MODELS} - {*FAMILY_MODELS} | {"qwen3_next", "nemotron_h", "lfm2", "deepseek_v3", "llama4_text", "gemma4_text"}
+#: The operations of each kind of layer have tests of their own.
+FAST = {*MODELS} - {*FAMILY_MODELS} | {"qwen3_next", "nemotron_h", "llama4_text"}
 KINDS = [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in sorted(MODELS)]
 LAYERS = (0, 1, 2)
 #: Rounding alone, of transformers' float32 against float64, takes up half of this in the tiny recurrent models.

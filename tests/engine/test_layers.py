@@ -30,7 +30,9 @@ from tests.helpers.tiny import VOCAB_SIZE
 
 #: A gated delta rule, Mamba-2 and a convolution alone; each other family repeats one of them.
 FAST = ("qwen3_next", "nemotron_h", "lfm2")
-KINDS = [pytest.param(kind, marks=() if kind in {*FAST, "llama4_text"} else pytest.mark.slow) for kind in FAMILY_MODELS]
+KINDS = [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in FAMILY_MODELS]
+#: For tests that decode many tokens.
+FEW = [pytest.param(kind, marks=() if kind == "lfm2" else pytest.mark.slow) for kind in FAST]
 TEMPERATURES = pytest.mark.parametrize("temperature", [0.0, 1.3], ids=["greedy", "sampled"])
 
 
@@ -39,7 +41,9 @@ def greedy(n: int, max_tokens: int = 20) -> list[SamplingParams]:
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("draft", ["none", "random head", "oracle", "liar"])
+@pytest.mark.parametrize(
+    "draft", ["oracle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "random head", "liar"))]
+)
 @pytest.mark.parametrize("batch", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_plain_decoding(kind: str, batch: int, draft: str, temperature: float) -> None:
@@ -84,6 +88,7 @@ def test_preemption_loses_nothing(kind: str) -> None:
         assert engine.cache.states.num_free == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAST)
 def test_a_chain_longer_than_a_piece_may_be_accepted_in_part(kind: str) -> None:
     """Long drafts are chains, which run in pieces like prompts; the walk may end inside any piece."""
@@ -97,7 +102,7 @@ def test_a_chain_longer_than_a_piece_may_be_accepted_in_part(kind: str) -> None:
         assert any(s.metrics.acceptance_length > 10 for s in sequences)
 
 
-@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("kind", FEW)
 def test_requests_start_behind_a_snapshot(kind: str) -> None:
     """The third request with a common start finds the state where the second one left what the first had known."""
     [common, *_] = make_prompts(4)[3:]
@@ -117,7 +122,7 @@ def test_requests_start_behind_a_snapshot(kind: str) -> None:
     assert [(sequence.output_ids, sequence.finish_reason)] == references(kind, [again], greedy(1))
 
 
-@pytest.mark.parametrize("snapshots", [0, 1, 2])
+@pytest.mark.parametrize("snapshots", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
 def test_few_snapshots_change_nothing(snapshots: int) -> None:
     prompts, params = make_prompts(5), greedy(5)
     engine = Engine(
@@ -143,6 +148,7 @@ def test_cancel_gives_the_state_back_and_leaves_others_alone() -> None:
     assert engine.cache.states.num_free == 5
 
 
+@pytest.mark.slow
 def test_the_automatic_budget_measures_and_changes_nothing() -> None:
     target = make_target("qwen3_next")
     prompts, params = make_prompts(3), greedy(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,6 @@ from jetspec.train import TrainConfig, train
 from tests.helpers.layers import FAMILIES, FAMILY_MODELS
 from tests.helpers.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
 from tests.helpers.training import SETTINGS
-
-TEXTS = ["add 11 to 12 #1", "a", "add 50 to 61 #77 and tell me", "add 9", "#3 add 20 to 97 #4"]
 
 
 def calm(model: PreTrainedModel) -> None:
@@ -33,16 +32,18 @@ def test_a_trained_head_accepts_more_and_changes_nothing(family: str, prompts_fi
     calm(model)
     target = Target.from_model(model, tiny_tokenizer(), name=family)
     size = {"max_prompts": 120, "eval_prompts": 4, "max_tokens": 24, "shard_sequences": 64, "target_layer_ids": (1, 2)}
-    step = {"max_steps": 100, "eval_every": 100, "blocks_per_step": 64, "num_layers": 1, "init": "random"}
+    step = {"max_steps": 150, "eval_every": 150, "blocks_per_step": 64, "num_layers": 1, "init": "random"}
     config = TrainConfig(**{**SETTINGS, **size, **step, "prompts": prompts_file, "output": tmp_path / "head"})
     train(config, target=target)
     head = load_head(config.folder)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    plain = [o.outputs for o in LLM(target, None, num_blocks=200).generate(TEXTS, params)]
+    questions = [json.loads(line)["question"] for line in prompts_file.read_text().splitlines()[20:28]]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    plain = [o.outputs for o in LLM(target, None, num_blocks=200).chat(chats, params)]
 
     def accepted(drafting: DraftHead) -> float:
-        outputs = LLM(target, drafting, tree_budget=12, num_blocks=200).generate(TEXTS, params)
+        outputs = LLM(target, drafting, tree_budget=12, num_blocks=200).chat(chats, params)
         assert [o.outputs for o in outputs] == plain
         return sum(o.metrics.decoded_tokens for o in outputs) / sum(o.metrics.rounds for o in outputs)
 
-    assert accepted(head) > 1.05 * accepted(new_head(head.config))
+    assert accepted(head) > 1.1 * accepted(new_head(head.config))
