@@ -29,7 +29,8 @@ def calm(model: PreTrainedModel) -> None:
 def test_a_trained_head_accepts_more_and_changes_nothing(family: str, prompts_file: Path, tmp_path: Path) -> None:
     settings = {"vocab_size_per_layer_input": TEXT_VOCAB_SIZE} if family == "gemma4_text" else {}
     model = FAMILY_MODELS[family](seed=3, vocab_size=TEXT_VOCAB_SIZE, **settings)
-    calm(model)
+    if family != "gemma4_text":  # its norms and tied embedding make up for it
+        calm(model)
     target = Target.from_model(model, tiny_tokenizer(), name=family)
     size = {"max_prompts": 120, "eval_prompts": 4, "max_tokens": 24, "shard_sequences": 64, "target_layer_ids": (1, 2)}
     step = {"max_steps": 150, "eval_every": 150, "blocks_per_step": 64, "num_layers": 1, "init": "random"}
