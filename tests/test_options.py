@@ -23,6 +23,7 @@ from jetspec.head import head_for_target, save_head
 from jetspec.models.target import Target
 from jetspec.outputs import RequestOutput
 from jetspec.sampling import SamplingParams, StructuredOutputsParams
+from tests.helpers.layers import FAMILY_MODELS
 from tests.helpers.tiny import tiny_target, tiny_tokenizer
 
 A, B, EOS, USER = tiny_tokenizer().convert_tokens_to_ids(["A", "B", "<|end|>", "<|user|>"])
@@ -77,6 +78,15 @@ def rows(**options: Any) -> list[int]:
     return [step.rows for step in played(small_head(), **options)[1].steps]
 
 
+def cached_behind_a_state(**options: Any) -> int:
+    """Tokens of a known prompt that a target with recurrent layers does not read again."""
+    engine = Engine(Target.from_model(FAMILY_MODELS["lfm2"](num_hidden_layers=2)), num_blocks=20, **options)
+    for name in "ab":
+        sequence = engine.add(name, [*range(40)], SamplingParams(max_tokens=1))
+        engine.run()
+    return sequence.metrics.cached_prompt_tokens
+
+
 #: Option -> a wrong value, a right one that is not the default, and what shows the difference.
 ENGINE: dict[str, tuple[Any, Any, Callable[..., Any]]] = {
     "tree_budget": (0, 2, rows),
@@ -85,6 +95,7 @@ ENGINE: dict[str, tuple[Any, Any, Callable[..., Any]]] = {
     "max_num_batched_tokens": (0, 5, rows),
     "max_num_seqs": (0, 1, lambda **o: max(step.decoding for step in played(**o)[1].steps)),
     "enable_prefix_caching": (None, False, lambda **o: played(**o)[2].metrics.cached_prompt_tokens),
+    "num_state_snapshots": (-1, 0, lambda **o: cached_behind_a_state(**o)),
     "batch_invariant": (1, True, lambda **o: played(**o)[0].target.tile_sizes),
     "compile": ("yes", True, compiles),
     "seed": ("x", 5, lambda **o: played(params={"temperature": 1}, **o)[2].output_ids),

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from jetspec.attention.cache import KVCache
-from jetspec.attention.rows import RowBatch, Segment
+from jetspec.attention.rows import RowBatch, Segment, Window
 
 #: Elementwise functions that have one code for whole vectors and another, with other last bits, for what is left over.
 APPROXIMATED = {"cos", "erf", "exp", "gelu", "log", "mish", "sigmoid", "silu", "sin", "softplus", "tanh"}
@@ -150,7 +150,7 @@ class RowTile:
 
     def __init__(self, batch: RowBatch, start: int, stop: int, *, share_keys: bool = True) -> None:
         self.batch, self.start, self.stop, self.share_keys = batch, start, stop, share_keys
-        self._groups: dict[int | None, list[KeyGroup]] = {}
+        self._groups: dict[Window, list[KeyGroup]] = {}
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -160,13 +160,13 @@ class RowTile:
         """[rows] int64: the pool slot each row's K/V is written to."""
         return self.batch.slot_mapping[self.start : self.stop]
 
-    def groups(self, window: int | None) -> list[KeyGroup]:
+    def groups(self, window: Window) -> list[KeyGroup]:
         """The rows by length of their keys, built once and shared by all layers of one window size."""
         if window not in self._groups:
             self._groups[window] = key_groups(*self.key_slots(window), self.share_keys)
         return self._groups[window]
 
-    def key_slots(self, window: int | None) -> tuple[Tensor, Tensor]:
+    def key_slots(self, window: Window) -> tuple[Tensor, Tensor]:
         """Where the keys of each row are.
 
         Returns:
@@ -216,7 +216,7 @@ def batch_invariant_attention(
     cache: KVCache,
     layer: int,
     scaling: float,
-    window: int | None = None,
+    window: Window = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -225,7 +225,7 @@ def batch_invariant_attention(
     q [n, heads, head_dim]; k, v [n, kv_heads, head_dim]. Returns [n, heads, head_dim], zero at the padding.
     """
     cache.write(layer, tile.slot_mapping, k[: len(tile)], v[: len(tile)])
-    output = torch.zeros_like(q)
+    output = q.new_zeros(*q.shape[:2], v.shape[-1])
     for rows, slots, bias in tile.groups(window):
         keys, values = (x.view(*slots.shape, *x.shape[1:]) for x in cache.read(layer, slots.flatten()))
         output[rows] = attend_apart(q[rows], keys, values, bias, scaling, softcap, sinks).to(q.dtype)
@@ -241,7 +241,7 @@ def attend_apart(
     [m, 1, 1, keys]; keys a multiple of KEY_MULTIPLE; sinks [heads]. Returns [m, heads, head_dim] float32.
     """
     m, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
+    kv_heads, value_dim = v.shape[2:]
     group = heads // kv_heads
     # The heads that share a key head are the queries of one product.
     q = functional.pad(
@@ -252,7 +252,7 @@ def attend_apart(
         output = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
     else:
         output = torch.matmul(capped_softmax(torch.matmul(q, k.mT) * scaling, bias, group, softcap, sinks), v)
-    return output[:, :, :group, :head_dim].reshape(m, heads, head_dim)
+    return output[:, :, :group, :value_dim].reshape(m, heads, value_dim)
 
 
 def pad_width(x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from itertools import count
 
 import torch
 
+from jetspec.recurrent.states import EMPTY_STATE, RecurrentStates, StateWrite
+
 #: What a full block holds: the id of the block content before it (0 at the start) and its own tokens.
 Content = tuple[int, tuple[int, ...]]
 
@@ -33,11 +35,15 @@ class BlockManager:
     A full block whose K/V are final can be cached. A cached block is found again by its content, that is its tokens
     and all before them, and is shared between sequences. It keeps its content after it is freed, until it is handed
     out anew; the block that was unused for longest goes first.
+
+    `states` holds the recurrent states of a model that has them. A sequence then owns one beside its blocks, and a
+    cached prefix serves up to the last block that a snapshot of the state was taken behind.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, states: RecurrentStates | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.states = states
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._users = [0] * num_blocks
         # A content's id is never used twice, so content behind a block that is gone cannot be mistaken for another.
@@ -107,6 +113,9 @@ class BlockTable:
         self.blocks: list[int] = []
         self._content_ids: list[int] = []  # of the leading blocks that are cached
         self._slots: torch.Tensor | None = None
+        #: Number of the sequence's recurrent state, if the model has such states. It gets one with its first tokens.
+        self.state = EMPTY_STATE
+        self._branches_at = 0  # tokens of the known prefix that the table could not start behind
 
     @property
     def capacity(self) -> int:
@@ -132,6 +141,10 @@ class BlockTable:
             del self.blocks[keep:]
             del self._content_ids[keep:]
             self._slots = None
+        if not self.blocks and self.state != EMPTY_STATE:
+            assert self._manager.states is not None
+            self._manager.states.free(self.state)
+            self.state = EMPTY_STATE
 
     def match_prefix(self, token_ids: Sequence[int]) -> int:
         """Start an empty table with the cached blocks of the longest prefix of `token_ids`; returns its length."""
@@ -143,7 +156,39 @@ class BlockTable:
             self.blocks.append(found[0])
             self._content_ids.append(found[1])
         self._slots = None
+        if self._manager.states is not None:
+            self._start_behind_snapshot(self._manager.states)
         return self.capacity
+
+    def _start_behind_snapshot(self, states: RecurrentStates) -> None:
+        """Keep the matched blocks up to the last one that a state is known behind, and start with that state."""
+        self._branches_at = self.capacity
+        snapshot = None
+        while self.blocks and snapshot is None:
+            snapshot = states.find_snapshot(self._content_ids[-1])
+            if snapshot is None:
+                self.truncate(self.capacity - self._manager.block_size)
+        if snapshot is not None:
+            self.state = states.allocate()
+            states.copy(snapshot, self.state)
+
+    def state_writes(self, source: int, rows: list[int], start: int) -> list[StateWrite]:
+        """The states to write when `rows` of a forward, whose source was state `source`, fill positions from `start`.
+
+        Beside the sequence's own these are snapshots: behind the last full block, and where the text leaves a prefix
+        that it has in common with others. The full blocks must have been cached.
+        """
+        states, size, stop = self._manager.states, self._manager.block_size, start + len(rows)
+        if states is None or not rows:
+            return []
+        writes = []
+        for length in sorted({self._branches_at, stop // size * size}):
+            if start < length <= stop:
+                number = states.new_snapshot(self._content_ids[length // size - 1])
+                writes += [] if number is None else [StateWrite(source, rows[: length - start], number)]
+        if self.state == EMPTY_STATE:
+            self.state = states.allocate()
+        return [*writes, StateWrite(source, rows, self.state)]
 
     def cache_full_blocks(self, token_ids: Sequence[int], num_final: int) -> None:
         """Make the blocks that `num_final` tokens with final K/V fill findable by other sequences."""

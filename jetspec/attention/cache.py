@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from jetspec.errors import JetSpecError
+from jetspec.recurrent.states import RecurrentStates
 
 
 class KVCache:
-    """Keys and values of several layers: ``keys[layer]``, ``values[layer]`` are [num_slots, kv_heads, head_dim].
+    """Keys and values of several layers: [num_slots, kv_heads, width] in ``keys[layer]`` and ``values[layer]``.
 
     A slot holds one token; block b is the slots b * block_size to (b + 1) * block_size - 1. Which block belongs to
-    which sequence is the caller's business. ``shapes`` gives (kv_heads, head_dim) for each layer.
+    which sequence is the caller's business. ``shapes`` gives (kv_heads, width) of each layer's keys, and
+    ``value_shapes`` of its values where these have other shapes. ``states`` are those of recurrent layers, if any.
     """
 
     def __init__(
@@ -22,6 +24,9 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        *,
+        value_shapes: list[tuple[int, int]] | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise JetSpecError(f"num_blocks ({num_blocks}) and block_size ({block_size}) must be at least 1")
@@ -29,7 +34,8 @@ class KVCache:
         self.num_slots = num_blocks * block_size
         self.dtype, self.device = dtype, torch.device(device)
         self.keys = [self._pool(shape) for shape in shapes]
-        self.values = [self._pool(shape) for shape in shapes]
+        self.values = [self._pool(shape) for shape in value_shapes or shapes]
+        self.states = states
 
     def _pool(self, shape: tuple[int, int]) -> Tensor:
         # Not zeroed: a slot is written before it is read, and memory that no sequence reaches is never touched.
@@ -41,12 +47,12 @@ class KVCache:
         return len(self.keys)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v [n, kv_heads, head_dim] at slots [n]."""
+        """Store k, v [n, kv_heads, width] at slots [n]."""
         self.keys[layer].index_copy_(0, slots, k)
         self.values[layer].index_copy_(0, slots, v)
 
     def read(self, layer: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """k, v [n, kv_heads, head_dim] at slots [n]; a slice of slots is read as a view, without a copy."""
+        """k, v [n, kv_heads, width] at slots [n]; a slice of slots is read as a view, without a copy."""
         if isinstance(slots, slice):
             return self.keys[layer][slots], self.values[layer][slots]
         return self.keys[layer].index_select(0, slots), self.values[layer].index_select(0, slots)

@@ -6,7 +6,7 @@ A model whose attention implementation is ROWS is called with the extra keyword 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,31 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from jetspec.attention.rows import Chunks, Window
 from jetspec.errors import JetSpecError
 
 ROWS = "jetspec_rows"
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+LAYER_TYPES = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+    "conv",
+    "hybrid",
+    "mlp",
+    "moe",
+}
 
 # Keywords that reach the attention function and say nothing about what it computes for flat rows.
-WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "is_causal", "dropout"}
+WITHOUT_EFFECT = {
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "logits_to_keep",
+    "is_causal",
+    "dropout",
+    "row_states",  # what recurrent layers take
+}
 
 
 class NotThroughRowsError(JetSpecError):
@@ -32,7 +50,8 @@ class LayerAttention(NamedTuple):
 
     kv_heads: int
     head_dim: int
-    window: int | None
+    value_dim: int
+    window: Window
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # its batch changes with every forward, and there is nothing in it to fuse
@@ -44,6 +63,7 @@ def attention_over_rows(
     attention_mask: Tensor | None = None,
     *,
     row_attention: Any = None,
+    row_positions: Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -68,17 +88,44 @@ def attention_over_rows(
     for keyword, given in others.items():
         if keyword not in WITHOUT_EFFECT and given is not None and given is not False:
             raise JetSpecError(f"{name}: the attention keyword {keyword!r} is not supported by JetSpec")
-    if key.shape[-1] != value.shape[-1]:
-        raise JetSpecError(f"{name}: keys of width {key.shape[-1]} with values of {value.shape[-1]} are not supported")
+    if row_positions is not None:
+        query = temperature_tuned(module, query, row_positions)
     output = row_attention(
         *(x[0].transpose(0, 1) for x in (query, key, value)),
         layer=module.layer_idx,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=chunks_of(module) if sliding_window is None else sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
     return output.unsqueeze(0), None
+
+
+def chunks_of(module: nn.Module) -> Chunks | None:
+    """The chunks of a layer that attends in chunks, which transformers would put into its mask."""
+    config: Any = getattr(module, "config", None)
+    size: int | None = getattr(config, "attention_chunk_size", None)
+    layer_types = getattr(config, "layer_types", None) or []
+    if size is None or not layer_types or layer_types[cast(int, module.layer_idx)] != "chunked_attention":
+        return None
+    return Chunks(size)
+
+
+def temperature_tuned(module: Any, query: Tensor, positions: Tensor) -> Tensor:
+    """Queries [1, heads, rows, hd] at the temperature of their positions [rows], in layers that tune it (Llama 4).
+
+    transformers takes the place of a row among the rows for its position; that factor is taken out again.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return query
+
+    def scale(positions: Tensor) -> Tensor:
+        steps = torch.floor((positions.float() + 1) / float(module.floor_scale))
+        return torch.log1p(steps) * float(module.attn_scale) + 1
+
+    places = torch.arange(len(positions), device=positions.device)
+    tuned: Tensor = query * (scale(positions) / scale(places))[:, None].to(query.dtype)
+    return tuned
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:
@@ -105,34 +152,33 @@ def use_row_attention(model: PreTrainedModel) -> None:
 
 
 @torch.inference_mode()
-def probe_layers(model: PreTrainedModel, num_layers: int) -> list[LayerAttention]:
-    """Run one token to see what each layer asks of its attention.
+def probe_layers(model: PreTrainedModel, num_layers: int, **others: Any) -> list[LayerAttention | None]:
+    """Run one token to see what each layer asks of its attention; None where a layer does not attend.
+
+    `others` are keywords of the model's forward.
 
     Raises:
-        JetSpecError: the model is not supported. A layer calls no attention (a Mamba layer, say), calls it twice or
-            hides its sliding window, or the model does not let its attention be replaced.
+        JetSpecError: the model is not supported. A layer calls its attention twice or hides its sliding window, or the
+            model does not let its attention be replaced.
     """
     seen: dict[int, LayerAttention] = {}
 
-    def record(q: Tensor, k: Tensor, v: Tensor, *, layer: int, window: int | None, **_: Any) -> Tensor:
+    def record(q: Tensor, k: Tensor, v: Tensor, *, layer: int, window: Window, **_: Any) -> Tensor:
         if layer in seen:
             raise JetSpecError(f"{type(model).__name__}: layer {layer} attends more than once; this is not supported")
-        seen[layer] = LayerAttention(k.shape[1], k.shape[2], window)
+        seen[layer] = LayerAttention(k.shape[1], k.shape[2], v.shape[2], window)
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
     zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     try:
-        model(input_ids=zero, position_ids=zero, use_cache=False, row_attention=record)
+        model(input_ids=zero, position_ids=zero, use_cache=False, row_attention=record, **others)
     except NotThroughRowsError:
         raise JetSpecError(not_supported(model, "its attention cannot be replaced")) from None
     except JetSpecError:
         raise
     except Exception as error:  # the model's own code, with inputs that every supported family takes
         raise JetSpecError(not_supported(model, f"it cannot score one token: {error}")) from error
-    missing = sorted(set(range(num_layers)) - seen.keys())
-    if missing:
-        raise JetSpecError(f"{type(model).__name__}: layers {missing} do not use attention; this is not supported")
-    layers = [seen[layer] for layer in range(num_layers)]
+    layers = [seen.get(layer) for layer in range(num_layers)]
     check_windows(model, layers)
     return layers
 
@@ -146,12 +192,13 @@ def not_supported(model: PreTrainedModel, reason: str) -> str:
     )
 
 
-def check_windows(model: PreTrainedModel, layers: list[LayerAttention]) -> None:
+def check_windows(model: PreTrainedModel, layers: list[LayerAttention | None]) -> None:
     """Raise JetSpecError where the config says a layer has a sliding window and its attention call does not."""
     layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
     for index, (layer_type, layer) in enumerate(zip(layer_types, layers)):
-        if (layer_type == "sliding_attention") != (layer.window is not None):
+        window = None if layer is None else layer.window
+        if (layer_type in ("sliding_attention", "chunked_attention")) != (window is not None):
             raise JetSpecError(
                 f"{type(model).__name__}: layer {index} is of type {layer_type!r} but its attention has "
-                f"sliding_window={layer.window}; this is not supported"
+                f"sliding_window={window}; this is not supported"
             )

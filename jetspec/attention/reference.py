@@ -4,7 +4,7 @@ Shapes:
     rows      new tokens of a batch, all sequences end to end; n of them in one segment
     m         keys of one segment: its committed context, then its n rows
     heads     query heads; kv_heads divides it, and each group of heads / kv_heads of them shares a key head
-    head_dim  width of one head, the same for queries, keys and values
+    head_dim  width of one head of queries and keys; values may have another width, which outputs then have, too
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from jetspec.attention.cache import KVCache
-from jetspec.attention.rows import RowBatch
+from jetspec.attention.rows import RowBatch, Window
 
 AttendFunction = Callable[..., Tensor]
 
@@ -97,7 +97,7 @@ def explicit_attention(
         scores = torch.cat([scores, sink_scores], dim=-1)
     weights = scores.softmax(dim=-1)[..., :m].to(v.dtype)
     output = weights @ v.permute(1, 0, 2).unsqueeze(1)
-    return output.permute(2, 0, 1, 3).reshape(n, heads, head_dim)
+    return output.permute(2, 0, 1, 3).reshape(n, heads, v.shape[-1])
 
 
 def row_attention(
@@ -108,7 +108,7 @@ def row_attention(
     cache: KVCache,
     layer: int,
     scaling: float,
-    window: int | None = None,
+    window: Window = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     kernel: AttendFunction = attend,
@@ -123,7 +123,7 @@ def row_attention(
         cache: keys and values of all sequences.
         layer: the layer of the cache.
         scaling: what scores are multiplied by.
-        window: keys that a row sees back to and including its own; None: all.
+        window: keys that a row sees back to and including its own, or the chunks that it sees; None: all.
         softcap: bound of the scores; None: none.
         sinks: [heads], as in `attend`.
         kernel: the attention of one segment: `attend`, or `attend_visible` where rows may not be finite.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,17 +24,36 @@ SlotIndex = slice | Tensor
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """Attention in chunks of positions: a row sees back to the first position of its own chunk of `size`."""
+
+    size: int
+
+
+#: How far back a row sees: over this many keys, its own included, or in its chunk; None: over all of them.
+Window = int | Chunks | None
+Positions = TypeVar("Positions", int, Tensor)
+
+
+def first_visible(window: int | Chunks, positions: Positions) -> Positions:
+    """The first position that rows at these positions see; negative where they see all."""
+    return positions - (positions % window.size if isinstance(window, Chunks) else window - 1)
+
+
+@dataclass(frozen=True)
 class Segment:
     """The new rows of one sequence: rows ``start`` to ``stop`` of the batch.
 
     ``context_len`` committed tokens (positions 0 to ``context_len - 1``) are seen by every row.
     ``slots`` [context_len + stop - start] int64 are the pool slots of the context, then of the new rows.
+    ``state`` is the number of the sequence's recurrent state; 0 is the state before the first token.
     """
 
     start: int
     stop: int
     context_len: int
     slots: Tensor
+    state: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -77,10 +96,13 @@ class RowBatch:
     _cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def chains(cls, tokens: Sequence[Sequence[int] | Tensor], slots: Sequence[Tensor]) -> RowBatch:
+    def chains(
+        cls, tokens: Sequence[Sequence[int] | Tensor], slots: Sequence[Tensor], states: Sequence[int] | None = None
+    ) -> RowBatch:
         """The new tokens of each sequence, one after another, behind what it has committed.
 
         tokens[s] are n new ones; slots[s] [context_len + n] are as in `Segment` and so tell how many were committed.
+        states[s] is the number of the recurrent state, for models that have them.
         """
         ends = list(accumulate(map(len, tokens)))
         starts = [0, *ends[:-1]]
@@ -89,7 +111,7 @@ class RowBatch:
             token_ids=torch.cat([torch.as_tensor(new) for new in tokens]),
             positions=torch.cat([torch.arange(count, len(own)) for count, own in zip(counts, slots)]),
             parents=torch.cat([torch.arange(-1, len(new) - 1) for new in tokens]),
-            segments=[Segment(*segment) for segment in zip(starts, ends, counts, slots)],
+            segments=[Segment(*segment) for segment in zip(starts, ends, counts, slots, states or [0] * len(slots))],
         )
 
     def __post_init__(self) -> None:
@@ -125,10 +147,11 @@ class RowBatch:
         mapping: Tensor = self._cache["slot_mapping"]
         return mapping
 
-    def mask(self, segment_index: int, window: int | None = None) -> Tensor:
+    def mask(self, segment_index: int, window: Window = None) -> Tensor:
         """Bool [n, context_len + n], True where a row may attend: the context, its ancestors and itself.
 
-        With a sliding window w, a row at position p sees only key positions greater than p - w.
+        With a sliding window w, a row at position p sees only key positions greater than p - w; with chunks, those of
+        its own chunk.
         """
         key = ("mask", segment_index, window)
         if key not in self._cache:
@@ -136,7 +159,7 @@ class RowBatch:
         mask: Tensor = self._cache[key]
         return mask
 
-    def plan(self, segment_index: int, window: int | None, dtype: torch.dtype) -> SegmentPlan:
+    def plan(self, segment_index: int, window: Window, dtype: torch.dtype) -> SegmentPlan:
         """Key slots and additive mask of one segment, built once per forward and shared by all layers."""
         key = ("plan", segment_index, window, dtype)
         if key not in self._cache:
@@ -144,7 +167,7 @@ class RowBatch:
         plan: SegmentPlan = self._cache[key]
         return plan
 
-    def _build_mask(self, segment: Segment, window: int | None) -> Tensor:
+    def _build_mask(self, segment: Segment, window: Window) -> Tensor:
         n, context_len = segment.num_rows, segment.context_len
         ancestors = visibility(self.parents[segment.start : segment.stop])
         context = torch.ones(n, context_len, dtype=torch.bool)
@@ -153,15 +176,15 @@ class RowBatch:
             return mask
         rows = self.positions[segment.start : segment.stop]
         keys = torch.cat([torch.arange(context_len, device=self.device), rows])
-        return mask & (keys[None, :] > rows[:, None] - window)
+        return mask & (keys[None, :] >= first_visible(window, rows)[:, None])
 
-    def _build_plan(self, segment_index: int, window: int | None, dtype: torch.dtype) -> SegmentPlan:
+    def _build_plan(self, segment_index: int, window: Window, dtype: torch.dtype) -> SegmentPlan:
         segment = self.segments[segment_index]
         total = segment.context_len + segment.num_rows
-        if window is not None and window >= total:
+        if window is not None and (window.size if isinstance(window, Chunks) else window) >= total:
             return self.plan(segment_index, None, dtype)
-        # A row's position is at least context_len, so keys at or before context_len - window are out of its sight.
-        first = 0 if window is None else max(0, segment.context_len - window + 1)
+        # A row's position is at least context_len, so no row sees a key that a row there would not see.
+        first = 0 if window is None else max(0, first_visible(window, segment.context_len))
         keys = slot_index(segment.slots[first:], self.device)
         if segment.num_rows == 1:
             return SegmentPlan(keys, None)

@@ -173,7 +173,7 @@ def batch_of(scheduled: Seq[ScheduledSequence]) -> RowBatch:
     row = 0
     for one in scheduled:
         slots = one.sequence.table.slots(0, one.context_len + len(one))
-        segments.append(Segment(row, row + len(one), one.context_len, slots))
+        segments.append(Segment(row, row + len(one), one.context_len, slots, one.sequence.table.state))
         row += len(one)
     return RowBatch(
         token_ids=torch.tensor([token for s in scheduled for token in s.token_ids]),

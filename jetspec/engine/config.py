@@ -33,6 +33,12 @@ class EngineConfig(Config):
         help="Start requests behind a prefix that other requests left in the cache. Rows of such a prefix do not run, "
         "so an observer does not see them.",
     )
+    num_state_snapshots: int = option(
+        16,
+        help="States that are kept for prefix caching where the target has recurrent layers. A request starts behind "
+        "the longest known prefix with such a state.",
+        ge=0,
+    )
     batch_invariant: bool = option(
         False,
         help="Compute every row with bits that depend on its token and context alone (Target.as_batch_invariant). The "
@@ -44,6 +50,11 @@ class EngineConfig(Config):
         None, help="Layers whose outputs the observer is given; by default those that the drafter reads."
     )
     want_hidden: bool = option(False, help="Give the observer the final hidden states, too.")
+
+    @property
+    def num_snapshots(self) -> int:
+        """States to make room for beside those of running sequences."""
+        return self.num_state_snapshots if self.enable_prefix_caching else 0
 
     @field_validator("tree_budget", mode="before")
     @classmethod

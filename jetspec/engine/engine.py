@@ -26,6 +26,7 @@ from jetspec.head import DraftHead
 from jetspec.models.cost import measure
 from jetspec.models.onednn_linear import pack_linears
 from jetspec.models.target import Target
+from jetspec.recurrent.states import StateWrite
 from jetspec.sampling import SamplingParams, child_seed
 from jetspec.tree import Forest
 
@@ -82,8 +83,8 @@ class Engine:
         self.target = _prepared_target(target, config)
         num_blocks = config.num_blocks or _default_num_blocks(self.target, self.drafter, config)
         # Before the list of blocks, which would fill the memory where `num_blocks` is far too large.
-        self.cache = _new_cache(self.target, num_blocks, config.kv_block_size)
-        self.blocks = BlockManager(num_blocks, config.kv_block_size)
+        self.cache = _new_cache(self.target, num_blocks, config)
+        self.blocks = BlockManager(num_blocks, config.kv_block_size, self.cache.states)
         if self.drafter is not None:
             self.drafter.prepare(self.target, num_blocks, config.kv_block_size)
         self.scheduler = Scheduler(
@@ -263,16 +264,19 @@ class Engine:
         kept: list[int] = []
         spans: list[tuple[Sequence, int, int]] = []
         sources, slots = [], []
+        writes: list[StateWrite] = []
         for scheduled, segment in zip(current.scheduled, current.batch.segments, strict=True):
             sequence, rows = scheduled.sequence, scheduled.kept_rows
             new_slots = segment.slots[scheduled.context_len :]
             sources.append(new_slots[rows])
             slots.append(new_slots[: len(rows)])
-            kept += [segment.start + row for row in rows]
+            accepted = [segment.start + row for row in rows]
+            kept += accepted
             sequence.num_cached += len(rows)
             spans.append((sequence, scheduled.context_len, sequence.num_cached))
             sequence.table.truncate(sequence.num_cached + 1)
             sequence.table.cache_full_blocks(sequence.token_ids, sequence.num_cached)
+            writes += sequence.table.state_writes(segment.state, accepted, scheduled.context_len)
             if self.observer is not None:
                 self.observer.committed(self._committed(current, scheduled, segment.start))
         source, destination = torch.cat(sources), torch.cat(slots)
@@ -280,6 +284,8 @@ class Engine:
         device = self.target.device
         if moved.any():
             self.cache.move(source[moved].to(device), destination[moved].to(device))
+        if self.cache.states is not None:
+            self.cache.states.commit(writes)
         if self.drafter is not None:
             index = torch.tensor(kept, dtype=torch.int64, device=device)
             assert current.output is not None
@@ -336,14 +342,16 @@ def _prepared_target(target: Target, config: EngineConfig) -> Target:
     return target.as_compiled() if config.compile else target
 
 
-def _new_cache(target: Target, num_blocks: int, block_size: int) -> KVCache:
+def _new_cache(target: Target, num_blocks: int, config: EngineConfig) -> KVCache:
     try:
-        return target.new_cache(num_blocks, block_size)
+        return target.new_cache(num_blocks, config.kv_block_size, config.max_num_seqs, config.num_snapshots)
     except (RuntimeError, TypeError) as error:  # no memory; a size beyond 64 bits
-        size = target.cache_bytes_per_token * num_blocks * block_size / 2**30
+        size = target.cache_bytes_per_token * num_blocks * config.kv_block_size
+        states = target.state_bytes * (config.max_num_seqs + config.num_snapshots)
+        recurrent = f", max_num_seqs={config.max_num_seqs}, num_snapshots={config.num_snapshots}" if states else ""
         raise JetSpecError(
-            f"num_blocks={num_blocks}, kv_block_size={block_size}: a K/V cache of {size:.3g} GiB cannot be allocated; "
-            "lower them"
+            f"num_blocks={num_blocks}, kv_block_size={config.kv_block_size}{recurrent}: a cache of "
+            f"{(size + states) / 2**30:.3g} GiB cannot be allocated; lower them"
         ) from error
 
 
@@ -362,5 +370,6 @@ def _default_num_blocks(target: Target, drafter: Drafter | None, config: EngineC
         available = int(torch.cuda.mem_get_info(target.device)[0] * DEFAULT_GPU_CACHE_SHARE)
     else:
         available = DEFAULT_CPU_CACHE_BYTES
+    available -= target.state_bytes * (1 + config.max_num_seqs + config.num_snapshots)
     needed = -(-target.max_context // config.kv_block_size) * config.max_num_seqs
     return max(1, min(needed, available // (per_token * config.kv_block_size)))

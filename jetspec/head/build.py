@@ -19,10 +19,11 @@ from jetspec.head.parallel import ParallelHead
 from jetspec.head.rope import rope_like
 from jetspec.head.transition import Transition
 from jetspec.models.config_fields import config_field
-from jetspec.models.target import Target, decoder_layers, default_target_layer_ids
+from jetspec.models.layers import decoder_layers, decoder_of
+from jetspec.models.target import Target, default_target_layer_ids
 
-#: The class of each kind of head. A new kind has to be named in these places too: `kind` of `HeadConfig`; `HEAD_DRAFTERS`
-#: in engine/drafters; the kinds of bench/methods.py; the readers beside layouts.py. A kind that can be
+#: The class of each kind of head. A new kind has to be named in these places too: `kind` of `HeadConfig`;
+#: `HEAD_DRAFTERS` in engine/drafters; the kinds of bench/methods.py; the readers beside layouts.py. A kind that can be
 #: trained is also a `kind` of `head_for_target` and of `TrainConfig`.
 HEADS: dict[str, type[DraftHead]] = {
     "parallel": ParallelHead,
@@ -157,7 +158,7 @@ def _init_random(head: DraftHead, seed: int) -> None:
 
 @torch.no_grad()
 def _init_from_target(head: DraftHead, target: Target) -> None:
-    decoder: Any = cast(Any, target.model).get_decoder()
+    decoder: Any = decoder_of(target.model, target.num_layers)
     count = len(head.layers)
     if count > target.num_layers:
         raise JetSpecError(f"num_layers is {count}, but init='target' has only {target.num_layers} layers to copy")

@@ -42,7 +42,7 @@ def config_field(config: Any, name: str, kind: Literal["count", "number", "mappi
     """
     family = getattr(config, "model_type", "") or type(config).__name__
     for spelling in SPELLINGS[name]:
-        value: Any = getattr(config, spelling, None)
+        value = _value(config, spelling)
         if value is None:
             continue
         if _is_a(value, kind):
@@ -58,6 +58,15 @@ def config_field(config: Any, name: str, kind: Literal["count", "number", "mappi
             "the target's config.json, or use a target of another family"
         )
     return default
+
+
+def _value(config: Any, name: str) -> Any:
+    """A field, or where its layers differ in it, the value of the most of them (the first one of equals)."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' answer where the layers differ
+        values = [getattr(layer, name) for layer in config.per_layer_config]
+        return max(values, key=values.count)
 
 
 def _is_a(value: Any, kind: Literal["count", "number", "mapping"]) -> bool:

@@ -115,7 +115,8 @@ def measure(target: Target, cache: KVCache, max_num_batched_tokens: int, target_
 def _forward_seconds(target: Target, cache: KVCache, context: int, rows: int, target_layer_ids: Seq[int]) -> float:
     # Different tokens, so that a mixture of experts spreads them as text does.
     tokens = torch.arange(rows) % target.num_embeddings
-    batch = RowBatch.chains([tokens], [torch.arange(context + rows)]).to(target.device)
+    # The state of a sequence that is to come: a forward reads it and leaves it as it is.
+    batch = RowBatch.chains([tokens], [torch.arange(context + rows)], [1]).to(target.device)
     start = time.perf_counter()
     logits = target.forward(batch, cache, target_layer_ids=target_layer_ids).logits
     logits[-1, -1].item()  # waits for an accelerator

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from jetspec.attention.interface import ROWS
 from jetspec.errors import JetSpecError
@@ -52,7 +60,13 @@ def load_pretrained(
     source = resolve_source(name, cache_dir)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen_dtype, attn_implementation=ROWS)
+        model = text_model(source, chosen_dtype)
+    except JetSpecError:
+        raise
+    except ImportError as error:  # transformers names the package, of a quantized checkpoint mostly
+        raise JetSpecError(f"cannot load target {name!r}: a package is missing. {error}") from error
+    except RuntimeError as error:  # what quantizers raise where the device cannot run them
+        raise JetSpecError(f"cannot load target {name!r} on {chosen_device}: {error}") from error
     except (OSError, ValueError) as error:
         known = ", ".join(sorted(ALIASES))
         raise JetSpecError(
@@ -61,6 +75,36 @@ def load_pretrained(
         ) from error
     nn.Module.to(model, chosen_device)
     return model, tokenizer
+
+
+def text_model(source: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """The causal language model of a checkpoint: the whole model, or the text part of one that reads images, too.
+
+    Raises JetSpecError where transformers has no causal language model for the text part.
+    """
+    config = AutoConfig.from_pretrained(source)
+    text = config.get_text_config(decoder=True)
+    own = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING).get(type(config), None)
+    if text is config or getattr(own, "__name__", "").endswith("ForCausalLM"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=ROWS)
+        return model
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise JetSpecError(
+            f"the text part of {source} is of the family {text.model_type!r}, which transformers cannot load as a "
+            "causal language model: use a text-only checkpoint of the same model, or a target of another family"
+        )
+    whole = cast(Any, AutoModelForImageTextToText.from_pretrained(source, dtype=dtype))
+    with torch.device("meta"):
+        part = cast(Any, AutoModelForCausalLM).from_config(text, dtype=whole.dtype)
+    setattr(part, part.base_model_prefix, whole.get_decoder())
+    part.set_output_embeddings(whole.get_output_embeddings())
+    if any(tensor.is_meta for tensor in (*part.parameters(), *part.buffers())):
+        raise JetSpecError(
+            f"the text part of {source} cannot be taken out of {type(whole).__name__}: use a text-only checkpoint of "
+            "the same model"
+        )
+    part.generation_config = whole.generation_config
+    return cast(PreTrainedModel, part)
 
 
 def resolve_device(device: str) -> torch.device:

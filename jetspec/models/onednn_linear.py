@@ -49,6 +49,8 @@ def packed_dtype(weight: Tensor) -> torch.dtype | None:
     bfloat16 stays so on CPUs with instructions for it. Elsewhere products of many rows in half types are multiplied in
     float32, which is several times faster than the plain layer, and the output is rounded once.
     """
+    if type(weight) not in (Tensor, nn.Parameter):  # a quantized weight multiplies in its own way
+        return None
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
     if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -29,6 +28,10 @@ from jetspec.attention.reference import attend, attend_visible, row_attention
 from jetspec.attention.rows import RowBatch
 from jetspec.errors import JetSpecError
 from jetspec.models.config_fields import config_field
+from jetspec.models.layers import captured_outputs, decoder_layers, decoder_of, forwards_replaced
+from jetspec.models.probe import check_rows_apart
+from jetspec.models.recurrent import BatchStates, ProbedStates, use_row_operations
+from jetspec.recurrent.states import RecurrentStates
 
 
 class TargetOutput(NamedTuple):
@@ -64,9 +67,13 @@ class Target:
         self.num_embeddings: int = self._embedding.weight.shape[0]
         self.max_context = context_limit(self.config)
         self.eos_token_ids = eos_token_ids(model, tokenizer)
-        self._decoder: nn.Module = cast(Any, model).get_decoder()
+        self._decoder = decoder_of(model, self.num_layers)
         self._layers = decoder_layers(self._decoder, self.num_layers)
-        self._attention = probe_layers(model, self.num_layers)
+        use_row_operations(model)
+        probed = ProbedStates()
+        self._attention = probe_layers(model, self.num_layers, row_states=probed)
+        self._states = probed.shapes
+        check_rows_apart(model, self._layers, self._attention)
         self.tile_sizes: tuple[int, ...] = ()
         self._compiled_layers: list[Callable[..., Any]] = []
 
@@ -86,6 +93,11 @@ class Target:
         and weights are shared with this target, which stays as it is. Raises JetSpecError where the model or a kernel
         does not keep rows apart, and for a compiled target, whose arithmetic is the compiler's.
         """
+        if self._states:
+            raise JetSpecError(
+                f"batch_invariant=True is not possible for {self.name}: it has recurrent layers; use "
+                "batch_invariant=False"
+            )
         if self._compiled_layers:
             raise JetSpecError("batch_invariant=True: not possible for a compiled target; set one of the two to False")
         invariant = copy.copy(self)
@@ -123,15 +135,23 @@ class Target:
         compiled._compiled_layers = [torch.compile(x.forward, dynamic=True, backend=backend) for x in self._layers]
         return compiled
 
-    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
-        """K/V storage for this model."""
-        shapes = [(layer.kv_heads, layer.head_dim) for layer in self._attention]
-        return KVCache(shapes, num_blocks, block_size, self.dtype, self.device)
+    def new_cache(self, num_blocks: int, block_size: int, num_sequences: int = 1, num_snapshots: int = 0) -> KVCache:
+        """K/V storage for this model. Where it has recurrent layers: states of sequences, and snapshots of them."""
+        keys = [(0, 0) if layer is None else (layer.kv_heads, layer.head_dim) for layer in self._attention]
+        values = [(0, 0) if layer is None else (layer.kv_heads, layer.value_dim) for layer in self._attention]
+        states = RecurrentStates(self._states, num_sequences, num_snapshots, self.device) if self._states else None
+        return KVCache(keys, num_blocks, block_size, self.dtype, self.device, value_shapes=values, states=states)
 
     @property
     def cache_bytes_per_token(self) -> int:
         """Bytes of keys and values of one token, over all layers."""
-        return sum(2 * layer.kv_heads * layer.head_dim for layer in self._attention) * self.dtype.itemsize
+        widths = [x.kv_heads * (x.head_dim + x.value_dim) for x in self._attention if x is not None]
+        return sum(widths) * self.dtype.itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence, over all layers; 0 without recurrent layers."""
+        return sum(shape.num_bytes for shape in self._states)
 
     @torch.inference_mode()
     def forward(
@@ -181,10 +201,17 @@ class Target:
             return self._run_tiles(batch, cache, logits_rows, watched, share_keys=finite)
         kernel = attend if finite else attend_visible
         attention = partial(row_attention, batch=batch, cache=cache, kernel=kernel)
-        return self._run(batch.token_ids, batch.positions, logits_rows, attention, watched)
+        extra = {} if cache.states is None else {"row_states": BatchStates(batch, cache.states, finite=finite)}
+        return self._run(batch.token_ids, batch.positions, logits_rows, attention, watched, **extra)
 
     def _run(
-        self, ids: Tensor, positions: Tensor, logits_rows: Tensor | None, attention: Any, watched: list[nn.Module]
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        logits_rows: Tensor | None,
+        attention: Any,
+        watched: list[nn.Module],
+        **extra: Any,
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits of the chosen rows and the outputs [rows, width] of the watched modules."""
         with captured_outputs(watched) as outputs, forwards_replaced(self._layers, self._compiled_layers):
@@ -194,6 +221,8 @@ class Target:
                 use_cache=False,
                 logits_to_keep=0 if logits_rows is None else logits_rows,
                 row_attention=attention,
+                row_positions=positions,
+                **extra,
             )
         return result.logits[0], [output[0] for output in outputs]
 
@@ -327,66 +356,3 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
         if found is not None:
             ids.update(found if isinstance(found, (list, tuple)) else [found])
     return frozenset(ids)
-
-
-def decoder_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The decoder's list of layers. JetSpecError where there is no single list of that length."""
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == num_layers]
-    if len(lists) != 1:
-        raise JetSpecError(
-            f"{type(decoder).__name__} has no single list of {num_layers} decoder layers; this model is not supported"
-        )
-    return lists[0]
-
-
-@contextmanager
-def captured_outputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect the first output tensor of each module, in the order of `modules`, while the context is open."""
-    outputs: list[Any] = [None] * len(modules)
-
-    def keep(index: int, _module: nn.Module, _args: Any, output: Any) -> None:
-        outputs[index] = output if isinstance(output, Tensor) else output[0]
-
-    handles = [module.register_forward_hook(partial(keep, index)) for index, module in enumerate(modules)]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def forwards_replaced(modules: nn.ModuleList, forwards: list[Callable[..., Any]]) -> Iterator[None]:
-    """While the context is open the modules run these forwards; their own where there are none."""
-    replaced = list(zip(modules, forwards))
-    before = [vars(module).get("forward") for module, _ in replaced]
-    try:
-        for module, forward in replaced:
-            module.forward = forward
-        yield
-    finally:
-        for (module, _), own in zip(replaced, before):
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
-
-
-def check_vocabularies(model: Target, target: Target) -> None:
-    """Raise JetSpecError unless a token id means the same to both models."""
-    if model.device != target.device:
-        raise JetSpecError(f"draft model is on {model.device}, the target on {target.device}: load both on one device")
-    if model.num_embeddings < target.vocab_size and model.tokenizer is None:
-        raise JetSpecError(
-            f"draft model {model.name} knows {model.num_embeddings} tokens, the target {target.vocab_size}: "
-            "use a model with the target's vocabulary"
-        )
-    if model.tokenizer is None or target.tokenizer is None:
-        return
-    ours, theirs = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-    differing = next((token for token, index in theirs.items() if ours.get(token) != index), None)
-    if differing is not None:
-        raise JetSpecError(
-            f"draft model {model.name} and target {target.name} have different vocabularies "
-            f"({differing!r} is {ours.get(differing)} and {theirs[differing]}): use a model with the target's tokenizer"
-        )

@@ -9,23 +9,33 @@ import torch
 
 from jetspec.models.target import Target
 from tests.helpers.forest import Part, Pool, paths, plain_forward, random_ids, random_parents
-from tests.helpers.tiny import TINY_MODELS, tiny_gemma2, tiny_gpt_oss
+from tests.helpers.layers import FAMILY_MODELS
+from tests.helpers.tiny import TINY_MODELS, final_norm, tiny_gemma2, tiny_gpt_oss
 
-MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss}
-KINDS = sorted(MODELS)
-LAYERS = (0, 2, 4)
-TOLERANCE = 1e-4
+MODELS = {**TINY_MODELS, "gemma2": tiny_gemma2, "gpt_oss": tiny_gpt_oss, **FAMILY_MODELS}
+#: The operations of each kind of layer have tests of their own.
+FAST = {*MODELS} - {*FAMILY_MODELS} | {"qwen3_next", "nemotron_h", "llama4_text"}
+KINDS = [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in sorted(MODELS)]
+LAYERS = (0, 1, 2)
+#: Rounding alone, of transformers' float32 against float64, takes up half of this in the tiny recurrent models.
+TOLERANCE = 2e-4
 
 
 @pytest.fixture(scope="module")
 def models():
     """kind -> (target, a separate copy with transformers' own attention)."""
-    return {kind: (Target.from_model(build(attn=None)), build(attn="eager")) for kind, build in MODELS.items()}
+
+    class Models(dict):
+        def __missing__(self, kind: str) -> tuple:
+            self[kind] = Target.from_model(MODELS[kind](attn=None)), MODELS[kind](attn="eager")
+            return self[kind]
+
+    return Models()
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= TOLERANCE
+    assert (actual - expected).abs().max() <= TOLERANCE * max(1, expected.abs().max() / 4)
 
 
 def assert_rows_equal_plain(pool: Pool, model, parts: list[Part]) -> None:
@@ -114,13 +124,13 @@ def test_decoding_after_ragged_commits_never_reads_rejected_rows(models, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_tap_is_the_layer_output_before_the_final_norm(models, kind):
     target, model = models[kind]
-    pool, ids = Pool(target, target_layer_ids=(5, 1)), random_ids(11, seed=0)
+    pool, ids = Pool(target, target_layer_ids=(target.num_layers - 1, 1)), random_ids(11, seed=0)
     output = pool.forward([Part.chain(0, ids)], final_hidden=True)
     [(final, _)] = plain_forward(model, [ids])
     hidden_states = model(ids[None], output_hidden_states=True).hidden_states
     last, second = output.aux_hidden_states.split(target.hidden_size, dim=-1)
     assert_close(second, hidden_states[2][0])
-    assert_close(model.get_decoder().norm(last), hidden_states[-1][0])
+    assert_close(final_norm(model)(last), hidden_states[-1][0])
     assert_close(output.hidden, hidden_states[-1][0])
     assert not torch.allclose(last, hidden_states[-1][0], atol=1e-2)
     assert_close(output.logits, final)

@@ -17,6 +17,7 @@ from jetspec.models.target import Target
 from jetspec.sampling import SamplingParams
 from tests.helpers.decoding import decode
 from tests.helpers.drafters import OracleDrafter
+from tests.helpers.layers import FAMILIES, FAMILY_MODELS
 from tests.helpers.tiny import TINY_MODELS, VOCAB_SIZE
 
 #: Picked so that with every architecture some answer ends by one of them, inside what it would have gone on to say.
@@ -29,6 +30,8 @@ Answer = tuple[list[int], str]
 
 
 def make_model(kind: str, attn: str, num_layers: int = 2) -> PreTrainedModel:
+    if kind in FAMILY_MODELS:
+        return FAMILY_MODELS[kind](attn=attn, num_hidden_layers=max(num_layers, len(FAMILIES[kind][1])))
     windows = (["sliding_attention", "full_attention"] * num_layers)[:num_layers]
     settings = {"layer_types": windows} if kind == "gemma3" else {}
     return TINY_MODELS[kind](attn=attn, num_hidden_layers=num_layers, **settings)

@@ -23,7 +23,7 @@ def tiny_family(model_type: str, **settings: object) -> PreTrainedModel:
     """A random model of a family, with 6 layers of width 48, 4 heads and 128 tokens."""
     known = AutoConfig.for_model(model_type)
     sizes = {name: size for name, size in SIZES.items() if hasattr(known, name)}
-    config = AutoConfig.for_model(model_type, **sizes, **settings)
+    config = AutoConfig.for_model(model_type, **{**sizes, **settings})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

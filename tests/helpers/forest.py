@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from jetspec.attention import KVCache, RowBatch, Segment
 from jetspec.models.target import Target, TargetOutput
+from jetspec.recurrent.states import EMPTY_STATE, StateWrite
 from jetspec.tree import chain_parents
 from tests.helpers.tiny import VOCAB_SIZE
 
@@ -71,7 +72,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         num_blocks = self.num_sequences * self.blocks_each + 1
-        self.cache: KVCache = self.target.new_cache(num_blocks, self.block_size)
+        self.cache: KVCache = self.target.new_cache(num_blocks, self.block_size, self.num_sequences)
         blocks = list(range(1, num_blocks))
         random.Random(self.seed).shuffle(blocks)
         offsets = torch.arange(self.block_size)
@@ -79,13 +80,16 @@ class Pool:
             torch.cat([block * self.block_size + offsets for block in blocks[index :: self.num_sequences]])
             for index in range(self.num_sequences)
         ]
+        self.starts = [0] * self.num_sequences
         self.committed = [torch.empty(0, dtype=torch.int64) for _ in range(self.num_sequences)]
 
     def batch(self, parts: list[Part]) -> RowBatch:
         segments, positions, start = [], [], 0
         for part in parts:
             context, n = len(self.committed[part.sequence]), len(part.token_ids)
-            segments.append(Segment(start, start + n, context, self.tables[part.sequence][: context + n]))
+            slots = self.tables[part.sequence][: context + n]
+            segments.append(Segment(start, start + n, context, slots, 1 + part.sequence if context else EMPTY_STATE))
+            self.starts[part.sequence] = start
             positions.append(context + depths(part.parents))
             start += n
         ids = torch.cat([part.token_ids for part in parts])
@@ -99,6 +103,13 @@ class Pool:
         context = len(self.committed[part.sequence])
         table = self.tables[part.sequence]
         self.cache.move(table[context + torch.tensor(rows)], table[context : context + len(rows)])
+        states = self.cache.states
+        if states is not None:
+            kept = list(states.rows)  # other parts may be committed after this one
+            source = 1 + part.sequence if context else EMPTY_STATE
+            start = self.starts[part.sequence]
+            states.commit([StateWrite(source, [start + row for row in rows], 1 + part.sequence)])
+            states.rows = kept
         self.committed[part.sequence] = torch.cat([self.committed[part.sequence], part.token_ids[rows]])
 
     def prefill(self, sequence: int, token_ids: Tensor) -> None:
@@ -113,6 +124,8 @@ class Pool:
             spoiled[table[: len(committed)]] = False
         for pool in self.cache.keys + self.cache.values:
             pool[spoiled] = float("nan")
+        for pool in self.cache.states.pools if self.cache.states is not None else ():
+            pool[[1 + i for i, committed in enumerate(self.committed) if not len(committed)]] = float("nan")
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+from torch import nn
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -24,6 +25,8 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+
+from jetspec.models.layers import decoder_of
 
 VOCAB_SIZE = 128
 TEXT_VOCAB_SIZE = 272  # 256 bytes and 4 special tokens, padded
@@ -63,8 +66,16 @@ def randomize(model: PreTrainedModel, seed: int) -> PreTrainedModel:
             else:
                 parameter.add_(0.1 * noise)
         if tied:  # small embeddings keep the model from repeating its input; the final norm makes up for it
-            model.get_decoder().norm.weight.add_(3)
+            final_norm(model).weight.add_(3)
     return model.eval().requires_grad_(False)
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    """The norm behind the last layer, whatever the family calls it."""
+    decoder = decoder_of(model, model.config.get_text_config().num_hidden_layers)
+    names = ("norm", "norm_f", "final_layernorm", "embedding_norm")
+    [norm] = [child for name, child in decoder.named_children() if name in names]
+    return norm
 
 
 def build(model_class: type, config_class: type, seed: int, attn: str | None, settings: dict) -> PreTrainedModel:

@@ -187,16 +187,16 @@ def not_causal():
     return model
 
 
-def chunked():
+def compressed():
     model = tiny_llama()
-    model.config.layer_types = ["chunked_attention"] * 6
+    model.config.layer_types = ["compressed_attention"] * 6
     return model
 
 
-def attention_free_layer():
+def layer_of_another_kind():
     model = tiny_llama()
     attention = model.model.layers[3].self_attn
-    attention.forward = lambda hidden_states, **_: (hidden_states, None)
+    attention.forward = lambda hidden_states, **_: (hidden_states.cumsum(1), None)
     return model
 
 
@@ -228,12 +228,13 @@ def no_extra_keywords():
     ("build", "message"),
     [
         (tiny_t5, "encoder-decoder"),
-        (tiny_mamba, "Mamba"),
+        (tiny_mamba, "max_position_embeddings"),
+        (lambda: tiny_family("minimax"), "layer 1 .MiniMaxDecoderLayer. reads earlier tokens"),
         (lambda: tiny_gemma3(use_bidirectional_attention=True), "both directions"),
         (sliding_without_a_window, "layer 1 .*sliding_window"),
         (not_causal, "is_causal"),
-        (chunked, "chunked_attention"),
-        (attention_free_layer, r"layers \[3\]"),
+        (compressed, "compressed_attention"),
+        (layer_of_another_kind, "layer 3 .* reads earlier tokens"),
         (lambda: LlamaModel(tiny_llama().config), "lm_head"),
         (
             lambda: refused_family("stablelm"),
@@ -252,6 +253,17 @@ def test_models_that_cannot_be_honoured_are_refused_by_name(build, message):
         Target.from_model(build())
 
 
+def test_a_layer_may_read_no_other_token():
+    def build():
+        model = tiny_llama()
+        model.model.layers[3].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+        return model
+
+    target, ids = Target.from_model(build()), random_ids(9, seed=0)
+    [(expected, _)] = plain_forward(build(), [ids])
+    assert torch.allclose(Pool(target).forward([Part.chain(0, ids)]).logits, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["stablelm", "nemotron"])
 def test_a_refusal_names_nothing_of_the_package(family):
     with pytest.raises(JetSpecError) as refusal:
@@ -268,7 +280,6 @@ def test_a_refusal_names_nothing_of_the_package(family):
         ({"attention_mask": torch.zeros(1)}, "attention_mask"),
         ({"is_causal": False}, "is_causal"),
         ({"row_attention": None}, "Target.forward"),
-        ({"value": torch.zeros(1, 2, 3, 5)}, "width"),
     ],
 )
 def test_attention_keywords_that_change_the_result_are_refused(keywords, message):

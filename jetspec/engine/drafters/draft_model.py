@@ -12,7 +12,7 @@ from jetspec.engine.drafters.base import CommittedRows, Drafter, tempered
 from jetspec.engine.sequence import Sequence
 from jetspec.errors import JetSpecError
 from jetspec.models.onednn_linear import pack_linears
-from jetspec.models.target import Target, check_vocabularies
+from jetspec.models.target import Target
 from jetspec.tree import Forest, forest_of, top_candidates
 from jetspec.tree.spine import Spine
 
@@ -27,7 +27,7 @@ class ModelDrafter(Drafter):
         depth: tokens a draft reaches ahead: forwards of the small model a round.
 
     Raises:
-        JetSpecError: depth is below 1.
+        JetSpecError: depth is below 1, or the model has recurrent layers.
 
     Source: speculative decoding (Leviathan et al., 2023), with branches.
     """
@@ -35,6 +35,11 @@ class ModelDrafter(Drafter):
     def __init__(self, model: Target, *, depth: int = 4) -> None:
         if depth < 1:
             raise JetSpecError(f"depth={depth}: must be at least 1")
+        if model.state_bytes:
+            # Its drafts would have to be taken back from the states.
+            raise JetSpecError(
+                f"draft model {model.name} has recurrent layers; use a model with attention in every layer, or a head"
+            )
         self.model = model
         self.depth = depth
         self.cache_bytes_per_token = model.cache_bytes_per_token
@@ -91,3 +96,23 @@ class ModelDrafter(Drafter):
             tokens = [sequence.token_ids[start:stop] for sequence, start, stop in spans]
         batch = RowBatch.chains(tokens, [sequence.table.slots(0, stop) for sequence, _, stop in spans])
         return self.model.forward(batch, self._cache, logits_rows).logits
+
+
+def check_vocabularies(model: Target, target: Target) -> None:
+    """Raise JetSpecError unless a token id means the same to both models."""
+    if model.device != target.device:
+        raise JetSpecError(f"draft model is on {model.device}, the target on {target.device}: load both on one device")
+    if model.num_embeddings < target.vocab_size and model.tokenizer is None:
+        raise JetSpecError(
+            f"draft model {model.name} knows {model.num_embeddings} tokens, the target {target.vocab_size}: "
+            "use a model with the target's vocabulary"
+        )
+    if model.tokenizer is None or target.tokenizer is None:
+        return
+    ours, theirs = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
+    differing = next((token for token, index in theirs.items() if ours.get(token) != index), None)
+    if differing is not None:
+        raise JetSpecError(
+            f"draft model {model.name} and target {target.name} have different vocabularies "
+            f"({differing!r} is {ours.get(differing)} and {theirs[differing]}): use a model with the target's tokenizer"
+        )
