@@ -16,6 +16,8 @@ from jetspec.errors import is_utf_8
 if TYPE_CHECKING:
     from jetspec.llm import LLM
 
+#: Exit status of a program that Ctrl-C ended.
+INTERRUPTED = 130
 #: Results go to stdout; progress and messages to stderr, so that stdout can be piped.
 results = Console()
 messages = Console(stderr=True)
