@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -125,7 +125,7 @@ class OpenAIClient:
             raise JetSpecError(f"model: the server at {self.url} has these models: {listed}; name one with --model")
         return names[0]
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Delta]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Delta, None]:
         """Send a request and yield what its answer adds, event by event. Leaving the iteration closes the connection.
 
         Args:
@@ -209,13 +209,15 @@ def _usage(event: Mapping[str, Any]) -> Usage | None:
     counts = event.get("usage")
     if not counts:
         return None
-    speculation = event.get("jetspec") or {}
-    return Usage(
-        prompt_tokens=int(counts["prompt_tokens"]),
-        completion_tokens=int(counts["completion_tokens"]),
-        rounds=speculation.get("rounds"),
-        decoded_tokens=speculation.get("decoded_tokens"),
-    )
+    speculation = event.get("jetspec")
+    rounds, decoded = (_count(speculation, name) for name in ("rounds", "decoded_tokens"))
+    return Usage(int(counts["prompt_tokens"]), int(counts["completion_tokens"]), rounds, decoded)
+
+
+def _count(facts: Any, name: str) -> int | None:
+    """A number among facts that a server need not give."""
+    value = facts.get(name) if isinstance(facts, dict) else None
+    return value if isinstance(value, int) and value >= 0 else None
 
 
 def _message(text: str) -> str:

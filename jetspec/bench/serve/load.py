@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from jetspec.prompts import is_conversation
 class Client(Protocol):
     """What sends a request, as `jetspec.client.OpenAIClient` does."""
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Delta]:
+    def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Delta, None]:
         """Yield what the answer to a request adds, event by event. Raises ServerError."""
 
 
@@ -186,7 +186,7 @@ _KEPT_OF_FAILED = ("question", "arrival_s", "sent_s", "first_token_s", "error")
 async def _read(client: Client, request: Planned, start: float, facts: dict[str, Any]) -> None:
     """Read the stream of a request, and put the times and the counts into ``facts``."""
     loop = asyncio.get_running_loop()
-    async with aclosing(client.stream(request.path, request.body)) as stream:  # type: ignore[type-var]
+    async with aclosing(client.stream(request.path, request.body)) as stream:
         async for delta in stream:
             if delta.has_tokens:
                 facts["last_token_s"] = max(loop.time() - start, facts["sent_s"])
