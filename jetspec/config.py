@@ -81,8 +81,8 @@ def option(default: Any = ..., *, help: str, group: str | None = None, **constra
         help: what the field sets, in one or two sentences.
         group: the panel of the command line's help that lists it.
         constraints: those of `pydantic.Field` (`ge`, `gt`, `le`, `lt`, ...), and `flags` (names on the command line,
-            by default made of the field's own), `fix` (what an error advises) or any other fact, which `option_extra`
-            reads back.
+            by default made of the field's own), `argument` (True for a field that is an argument there and no option),
+            `fix` (what an error advises) or any other fact, which `option_extra` reads back.
     """
     known = {
         key: constraints.pop(key)

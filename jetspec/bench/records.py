@@ -7,9 +7,10 @@ that holds what no run can have measured is refused when it is made and when it 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -163,6 +164,7 @@ class Header(Config):
 
 
 Record = Header | Group | Failure
+R = TypeVar("R")
 _KINDS: dict[str, type[Header] | type[Group] | type[Failure]] = {"header": Header, "group": Group, "failure": Failure}
 
 
@@ -188,18 +190,11 @@ def read_run(path: str | Path) -> Run:
         JetSpecError: the file cannot be read or has no header, or a line is no record, holds values that no run
             measures, or contradicts an earlier line. The message names the file, the line and the field.
     """
-    try:
-        # Only "\n" ends a line: other characters that do so elsewhere may be in a record. The last line may end inside
-        # a character.
-        whole, _, _ = Path(path).read_bytes().rpartition(b"\n")
-        lines = whole.decode("utf-8").split("\n") if whole else []
-    except (OSError, ValueError) as error:
-        raise JetSpecError(f"cannot read benchmark results from {shown(path)}: {error}") from error
     records: list[Record] = []
     seen: dict[Any, str] = {}
-    for number, line in enumerate(lines, 1):
-        records.append(_parse(line, f"{shown(path)}, line {number}"))
-        _check_new(records[-1], seen, f"{shown(path)}, line {number}")
+    for where, record in read_lines(path, _record):
+        records.append(record)
+        _check_new(record, seen, where)
     headers = [record for record in records if isinstance(record, Header)]
     if not headers:
         raise JetSpecError(f"{shown(path)}: not a benchmark's results: there is no header")
@@ -207,6 +202,28 @@ def read_run(path: str | Path) -> Run:
         raise JetSpecError(f"{shown(path)}: holds the headers of two runs; keep the lines of one of them")
     groups = [record for record in records if isinstance(record, Group)]
     return Run(headers[-1], groups, [record for record in records if isinstance(record, Failure)])
+
+
+def read_lines(path: str | Path, record: Callable[[dict[str, Any]], R]) -> Iterator[tuple[str, R]]:
+    """Yield (where, record) for each line of a file. A last line that was cut off is left out.
+
+    Args:
+        path: a file with a JSON object a line.
+        record: makes a record of the object.
+
+    Raises:
+        JetSpecError: the file cannot be read, or a line is no record. The message names the file and the line.
+    """
+    try:
+        # Only "\n" ends a line: other characters that do so elsewhere may be in a record. The last line may end inside
+        # a character.
+        whole, _, _ = Path(path).read_bytes().rpartition(b"\n")
+        lines = whole.decode("utf-8").split("\n") if whole else []
+    except (OSError, ValueError) as error:
+        raise JetSpecError(f"cannot read benchmark results from {shown(path)}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        where = f"{shown(path)}, line {number}"
+        yield where, _parse(line, where, record)
 
 
 def shown(name: object) -> str:
@@ -224,27 +241,28 @@ def _check_new(record: Record, seen: dict[Any, str], where: str) -> None:
                 raise JetSpecError(f"{where}: {name}={value!r} of {record.cell.label} is also in {first}")
 
 
-def _parse(line: str, where: str) -> Record:
+def _parse(line: str, where: str, record: Callable[[dict[str, Any]], R]) -> R:
     try:
-        return _record(json.loads(line, parse_constant=_no_number))
+        return record(as_object("record", json.loads(line, parse_constant=_no_number)))
     except RecursionError:
         raise JetSpecError(f"{where}: not a benchmark's record: it is nested too deeply") from None
     except ValueError as error:  # which a JetSpecError is
         raise JetSpecError(f"{where}: not a benchmark's record: {error}") from error
 
 
-def _record(values: Any) -> Record:
-    kind = _KINDS.get(str(_object("record", values).pop("kind", None)))
+def _record(values: dict[str, Any]) -> Record:
+    kind = _KINDS.get(str(values.pop("kind", None)))
     if kind is None:
         raise JetSpecError(f"kind: must be one of {', '.join(_KINDS)}")
     if "cell" in values:
-        values["cell"] = Cell(**_object("cell", values["cell"]))
+        values["cell"] = Cell(**as_object("cell", values["cell"]))
     if isinstance(values.get("answers"), list):
-        values["answers"] = [Answer(**_object("answers", answer)) for answer in values["answers"]]
+        values["answers"] = [Answer(**as_object("answers", answer)) for answer in values["answers"]]
     return kind(**values)
 
 
-def _object(name: str, value: Any) -> dict[str, Any]:
+def as_object(name: str, value: Any) -> dict[str, Any]:
+    """A value that must be a JSON object. JetSpecError, which names it, if it is none."""
     if not isinstance(value, dict):
         raise JetSpecError(f"{name}={value!r:.80}: must be an object")
     return value

@@ -32,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = _lock(path)
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
     if file is None:
         holder = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
         raise JetSpecError(
@@ -93,7 +93,7 @@ class Results:
             rewrite(self.path, [self.header, *groups])
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
-            raise _not_writable(folder, error) from error
+            raise not_writable(folder, error) from error
 
     def __enter__(self) -> Results:
         return self
@@ -154,5 +154,6 @@ def peak_resident_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _not_writable(folder: Path, error: OSError) -> JetSpecError:
+def not_writable(folder: Path, error: OSError) -> JetSpecError:
+    """The error for a folder that cannot be written to."""
     return JetSpecError(f"output={folder}: cannot be written to: {error}; name another folder")

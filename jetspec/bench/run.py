@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +13,7 @@ import transformers
 
 from jetspec.bench.config import BenchConfig
 from jetspec.bench.datasets import Question, load_questions
+from jetspec.bench.machine import cpu_name
 from jetspec.bench.methods import Decoded, Method, Models
 from jetspec.bench.records import Answer, Cell, Failure, Group, Header, Run, read_run, shown
 from jetspec.bench.results import Results, check_settings, locked
@@ -229,14 +229,3 @@ def machine(target: Target) -> dict[str, Any]:
             "jetspec": __version__,
         },
     }
-
-
-def cpu_name() -> str:
-    """The name of the processor, as far as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

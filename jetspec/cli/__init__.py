@@ -1,4 +1,4 @@
-"""The command line: `jetspec demo | generate | train | bench | export | verify | inspect`.
+"""The command line: `jetspec demo | chat | generate | train | bench | export | verify | inspect`.
 
 Each command lives in a module of its own and imports torch only when it runs, so that `--help` is quick.
 """
@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from jetspec import __version__
 from jetspec.cli.bench import bench
+from jetspec.cli.chat import chat
 from jetspec.cli.common import check_utf_8, fail, show_log
 from jetspec.cli.demo import demo
 from jetspec.cli.export import export
@@ -66,7 +67,7 @@ def _options(
     pass
 
 
-for command in (demo, generate, train, export, verify, inspect):
+for command in (demo, chat, generate, train, export, verify, inspect):
     app.command()(command)
 app.add_typer(bench)
 

@@ -1,4 +1,7 @@
-"""`jetspec bench`: run methods of decoding side by side on real prompts, and write reports about such runs."""
+"""`jetspec bench`: run methods of decoding side by side on real prompts, and write reports about such runs.
+
+`jetspec bench serve`, which loads a server, is in `bench_serve`. Its runs are reported and compared here, too.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jetspec.bench.config import BenchConfig
-from jetspec.cli.common import fail, messages, print_json, quiet_transformers, results
+from jetspec.cli.bench_serve import finish_load, serve
+from jetspec.cli.common import INTERRUPTED, fail, messages, print_json, quiet_transformers, results
 from jetspec.cli.config_command import command_for
 from jetspec.cli.options import JsonOption
 from jetspec.errors import JetSpecError
 
 if TYPE_CHECKING:
     from jetspec.bench.records import Cell, Run
-
-#: Exit status of a program that Ctrl-C ended.
-INTERRUPTED = 130
 
 bench = typer.Typer(name="bench")
 
@@ -58,9 +59,17 @@ _measure_or_subcommand.__signature__ = inspect.signature(_measure)  # type: igno
 bench.callback(invoke_without_command=True)(_measure_or_subcommand)
 
 
+bench.command()(serve)
+
+
 @bench.command()
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], json: JsonOption = False) -> None:
     """Write the reports of a run again, and show its tables."""
+    if is_load_test(folder):
+        from jetspec.bench.serve.records import LEVELS, read_load_test
+
+        finish_load(read_load_test(folder / LEVELS), folder, json=json)
+        return
     from jetspec.bench.records import read_run
     from jetspec.bench.results import RESULTS
 
@@ -72,11 +81,33 @@ def compare(folders: Annotated[list[Path], typer.Argument(help="Folders of two o
     """Print the figures of several runs side by side, as Markdown."""
     if len(folders) < 2:
         raise JetSpecError("compare: give the folders of two or more runs")
+    loads = [folder for folder in folders if is_load_test(folder)]
+    if loads:
+        print(compare_loads(folders, loads))
+        return
     from jetspec.bench.records import read_run
     from jetspec.bench.report import compare as compared
     from jetspec.bench.results import RESULTS
 
     print(compared([(str(folder), read_run(folder / RESULTS)) for folder in folders]))
+
+
+def is_load_test(folder: Path) -> bool:
+    """Whether a folder holds a run of `jetspec bench serve`."""
+    from jetspec.bench.serve.records import LEVELS
+
+    return (folder / LEVELS).exists()
+
+
+def compare_loads(folders: list[Path], loads: list[Path]) -> str:
+    """The comparison of load tests. JetSpecError if some of the folders hold something else."""
+    from jetspec.bench.serve.records import LEVELS, read_load_test
+    from jetspec.bench.serve.report import compare as compared
+
+    others = [str(folder) for folder in folders if folder not in loads]
+    if others:
+        raise JetSpecError(f"compare: {', '.join(others)}: no load test, as the others are; compare like with like")
+    return compared([(str(folder), read_load_test(folder / LEVELS)) for folder in folders])
 
 
 def run_with_progress(config: BenchConfig) -> Run:

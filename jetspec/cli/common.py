@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from jetspec.errors import is_utf_8
+from jetspec.errors import JetSpecError, is_utf_8
 
 if TYPE_CHECKING:
     from jetspec.llm import LLM
 
+#: Exit status of a program that Ctrl-C ended.
+INTERRUPTED = 130
 #: Results go to stdout; progress and messages to stderr, so that stdout can be piped.
 results = Console()
 messages = Console(stderr=True)
@@ -55,6 +57,17 @@ def check_utf_8(arguments: Sequence[str]) -> None:
             raw = argument.encode("utf-8", "surrogateescape")
             shown = raw.decode("utf-8", "backslashreplace")
             raise typer.BadParameter(f"'{shown}' is not valid UTF-8; rename the file, or write the text in UTF-8")
+
+
+def read_stdin() -> str:
+    """All of stdin. Raises JetSpecError where it is not valid UTF-8."""
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError:
+        text = "\udcff"
+    if not is_utf_8(text):
+        raise JetSpecError("standard input is not valid UTF-8; convert it first, as with `iconv -t utf-8`")
+    return text
 
 
 def print_json(data: Any) -> None:

@@ -33,9 +33,9 @@ def command_for(config: type[C], run: Callable[[C], None], *, name: str | None =
     """A typer command that builds a ``config`` from its options and calls ``run`` with it.
 
     Each field is one option: its description is the help, its group the panel, ``option_extra(field, "flags")`` its
-    names. A field of several values takes them in several options; numbers and choices also in one, separated by
-    commas. ``--config FILE`` reads fields from a YAML or JSON file. Keyword-only parameters of ``run`` become options
-    as well and are passed on.
+    names. A field with the fact ``argument`` is an argument instead. A field of several values takes them in several
+    options; numbers and choices also in one, separated by commas. ``--config FILE`` reads fields from a YAML or JSON
+    file. Keyword-only parameters of ``run`` become options as well and are passed on.
 
     Args:
         config: the configuration class.
@@ -143,7 +143,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         hint = make("Choice", {choice: choice for choice in kinds[Literal]}, type=str)
     flags = option_extra(field, "flags") or (flag_of(name, field),)
     limits = _limits(field) if hint in (int, float) else {}
-    info = typer.Option(*flags, help=field.description, rich_help_panel=option_extra(field, "group"), **limits)
+    info: Any
+    if option_extra(field, "argument"):
+        info = typer.Argument(help=field.description, show_default=False)
+    else:
+        info = typer.Option(*flags, help=field.description, rich_help_panel=option_extra(field, "group"), **limits)
     annotation: Any = Annotated[hint if default is not None else hint | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

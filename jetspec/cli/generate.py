@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from jetspec.cli.common import messages, print_json, results, write_text
+from jetspec.cli.common import messages, print_json, read_stdin, results, write_text
 from jetspec.cli.options import (
     DraftOptions,
     EngineOptions,
@@ -20,7 +20,7 @@ from jetspec.cli.options import (
     TemperatureOption,
     takes_groups,
 )
-from jetspec.errors import JetSpecError, is_utf_8
+from jetspec.errors import JetSpecError
 from jetspec.prompts import PromptInput, read_prompts, shown
 
 if TYPE_CHECKING:
@@ -88,17 +88,6 @@ def gather(prompts: list[str], prompts_file: PromptsOption) -> list[PromptInput]
     if not any(p.strip() for p in prompts):
         raise JetSpecError("no prompt: give one as an argument, with --prompts FILE, or on stdin")
     return [*prompts]
-
-
-def read_stdin() -> str:
-    """All of stdin. Raises JetSpecError where it is not valid UTF-8."""
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError:
-        text = "\udcff"
-    if not is_utf_8(text):
-        raise JetSpecError("standard input is not valid UTF-8; convert it first, as with `iconv -t utf-8`")
-    return text
 
 
 def record(prompt: PromptInput, output: RequestOutput) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jetspec.bench.metrics import Figures, figures, groups_by_cell
 from jetspec.bench.metrics import speedup as ratio_of
 from jetspec.bench.metrics import speedup_interval as interval_of
-from jetspec.bench.records import Cell, Group, Run
+from jetspec.bench.records import Cell, Group, Header, Run
 from jetspec.bench.report.markdown import escape, markdown_table
 from jetspec.bench.report.settings import Setting, cell_order
 from jetspec.bench.report.tables import NOTHING, Table, accuracy, flat, names_of, number, rate, speedup, times
@@ -36,7 +36,11 @@ def compare(runs: list[tuple[str, Run]]) -> str:
             "method, budget, temperature and batch size"
         )
     groups = [groups_by_cell(run) for _, run in runs]
-    blocks = [f"# Comparison of {' and '.join(escape(name) for name, _ in runs)}", *_differences(runs), _ABOUT]
+    blocks = [
+        f"# Comparison of {' and '.join(escape(name) for name, _ in runs)}",
+        *differences([(name, run.header) for name, run in runs]),
+        _ABOUT,
+    ]
     for setting in dict.fromkeys(map(Setting.of, shared)):
         rows = [
             [*names_of(cell), name, *_row(found[cell], groups[0].get(cell, []), done[cell])]
@@ -48,6 +52,18 @@ def compare(runs: list[tuple[str, Run]]) -> str:
         table = Table([*columns, "acceptance length", "accuracy"], rows, names=3)
         blocks += [f"## {escape(setting.title)}", markdown_table(table)]
     return "\n\n".join([*blocks, *_alone(runs, measured, set(shared))]) + "\n"
+
+
+def differences(headers: Sequence[tuple[str, Header]]) -> list[str]:
+    """Blocks of Markdown that say how the configurations and machines of named runs differ."""
+    values = [{**flat(header.config), **flat(header.machine, "machine.")} for _, header in headers]
+    keys = dict.fromkeys(key for found in values for key in found)
+    rows = [[key, *(found.get(key, NOTHING) for found in values)] for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    if not rows:
+        return ["Configurations and machines are the same."]
+    table = Table(["setting", *(name for name, _ in headers)], rows, names=1 + len(headers))
+    return ["Configurations and machines differ in:", markdown_table(table)]
 
 
 def _row(found: Figures, first: Sequence[Group], groups: Sequence[Group]) -> list[str]:
@@ -65,17 +81,6 @@ def _ratio(pairs: Sequence[tuple[Group, Group]]) -> str:
 
 def _questions(group: Group) -> tuple[tuple[str, int], ...]:
     return tuple((answer.question, answer.turn) for answer in group.answers)
-
-
-def _differences(runs: list[tuple[str, Run]]) -> list[str]:
-    values = [{**flat(run.header.config), **flat(run.header.machine, "machine.")} for _, run in runs]
-    keys = dict.fromkeys(key for found in values for key in found)
-    rows = [[key, *(found.get(key, NOTHING) for found in values)] for key in keys]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    if not rows:
-        return ["Configurations and machines are the same."]
-    table = Table(["setting", *(name for name, _ in runs)], rows, names=1 + len(runs))
-    return ["Configurations and machines differ in:", markdown_table(table)]
 
 
 def _alone(runs: list[tuple[str, Run]], measured: list[dict[Cell, Figures]], shared: set[Cell]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from jetspec.bench.report import plots
 from jetspec.bench.report.settings import Entry, Setting, settings
 from jetspec.bench.report.tables import (
     DEFINITIONS,
+    Table,
     depth_table,
     failure_table,
     header_tables,
@@ -30,28 +31,55 @@ def html_report(run: Run) -> str:
     Raises:
         JetSpecError: jinja2 or matplotlib is missing.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise JetSpecError("HTML reports need jinja2: pip install 'jetspec[bench]'") from error
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     sections = [
-        {
-            "title": setting.title,
-            "main": main_table(entries),
-            "depths": depth_table(entries),
-            "time": time_table(entries),
-            "plots": list(_plots(setting, entries)),
-        }
+        {"title": setting.title, "tables": list(_tables(entries)), "plots": list(_plots(setting, entries))}
         for setting, entries in settings(run).items()
     ]
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    return page(
         title=title(run.header),
         header=header_tables(run.header),
         definitions=DEFINITIONS,
         sections=sections,
         failures=failure_table(run),
     )
+
+
+def page(
+    *,
+    title: str,
+    header: Mapping[str, Table],
+    definitions: str,
+    sections: Sequence[Mapping[str, Any]],
+    failures: Table | None = None,
+) -> str:
+    """A report as one page.
+
+    Args:
+        title: of the page.
+        header: tables about the run as a whole, by their names.
+        definitions: what the columns mean.
+        sections: each with a ``title``, ``tables`` (heading or None, table) and ``plots`` (caption, SVG).
+        failures: what could not be measured.
+
+    Raises:
+        JetSpecError: jinja2 is missing.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise JetSpecError("HTML reports need jinja2: pip install 'jetspec[bench]'") from error
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        title=title, header=header, definitions=definitions, sections=sections, failures=failures
+    )
+
+
+def _tables(entries: Sequence[Entry]) -> Iterator[tuple[str | None, Table]]:
+    """Headings and tables of a setting."""
+    yield None, main_table(entries)
+    if (depths := depth_table(entries)) is not None:
+        yield "Acceptance by depth", depths
+    yield "Time", time_table(entries)
 
 
 def _plots(setting: Setting, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:

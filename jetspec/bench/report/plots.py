@@ -141,6 +141,22 @@ def verify_time(methods: Mapping[str, Sequence[tuple[float, float]]], *, title: 
     return plot.svg
 
 
+def against_rate(
+    lines: Mapping[str, Sequence[tuple[float, float]]], *, title: str, label: str, standalone: bool = False
+) -> str:
+    """Values against the rate of requests: for each line points (requests a second, value)."""
+    with _plot(title, standalone) as plot:
+        for name, (line, marker, colour) in _styles(lines):
+            rates, values = zip(*lines[name])
+            plot.axes.plot(rates, values, linestyle=line, marker=marker, color=colour, label=name)
+        plot.axes.set_xlim(left=0)
+        plot.axes.set_ylim(bottom=0)
+        plot.axes.set_xlabel("requests sent a second")
+        plot.axes.set_ylabel(label)
+        plot.legend()
+    return plot.svg
+
+
 def round_time(methods: Mapping[str, Mapping[str, float]], *, title: str, standalone: bool = False) -> str:
     """Where a round's time goes: for each method the seconds of its parts, stacked in the order of the first."""
     names = list(methods)

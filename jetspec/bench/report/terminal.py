@@ -16,13 +16,14 @@ def show(run: Run, console: Console) -> None:
     """Print the main table of every setting, and what failed. Fits 100 columns."""
     for setting, entries in settings(run).items():
         console.print(Text(setting.title, style="bold"))
-        console.print(_rich_table(main_table(entries)))
+        console.print(rich_table(main_table(entries)))
     failures = failure_table(run)
     for setting_title, method, measured, error in failures.rows if failures is not None else []:
         console.print(Text(f"failed: {method}, {setting_title} ({measured} groups measured): {error}", style="red"))
 
 
-def _rich_table(table: Table) -> rich.table.Table:
+def rich_table(table: Table) -> rich.table.Table:
+    """A table as rich prints it, numbers aligned to the right."""
     grid = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(table.columns):
         grid.add_column(column, justify="left" if number < table.names else "right", overflow="fold")

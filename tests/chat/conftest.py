@@ -1,0 +1,3 @@
+"""A tiny target and head in a directory."""
+
+from tests.cli.conftest import folder  # noqa: F401  a fixture
