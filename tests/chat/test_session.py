@@ -170,8 +170,8 @@ def test_help_names_every_command_and_each_of_them_works() -> None:
 
 def test_an_unknown_command_is_no_question() -> None:
     parrot = Parrot()
-    with pytest.raises(JetSpecError, match="/resett: no such command; did you mean /reset;"):
-        talk("/resett", backend=parrot)
+    with pytest.raises(JetSpecError, match="/rset: no such command; did you mean /reset;"):
+        talk("/rset", backend=parrot)
     with pytest.raises(JetSpecError, match="/help lists the commands"):
         talk("/usr/bin", backend=parrot)
     assert parrot.seen == []
