@@ -348,11 +348,11 @@ def _new_cache(target: Target, num_blocks: int, config: EngineConfig) -> KVCache
     except (RuntimeError, TypeError) as error:  # no memory; a size beyond 64 bits
         size = target.cache_bytes_per_token * num_blocks * config.kv_block_size
         states = target.state_bytes * (config.max_num_seqs + config.num_snapshots)
-        recurrent = f", max_num_seqs={config.max_num_seqs}, num_snapshots={config.num_snapshots}" if states else ""
-        raise JetSpecError(
-            f"num_blocks={num_blocks}, kv_block_size={config.kv_block_size}{recurrent}: a cache of "
-            f"{(size + states) / 2**30:.3g} GiB cannot be allocated; lower them"
-        ) from error
+        fields = f"num_blocks={num_blocks}, kv_block_size={config.kv_block_size}"
+        if states:
+            fields += f", max_num_seqs={config.max_num_seqs}, num_state_snapshots={config.num_state_snapshots}"
+        total = (size + states) / 2**30
+        raise JetSpecError(f"{fields}: a cache of {total:.3g} GiB cannot be allocated; lower them") from error
 
 
 def _target_layer_ids(drafter: Drafter | None, config: EngineConfig) -> tuple[int, ...]:
