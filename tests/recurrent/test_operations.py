@@ -12,6 +12,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from jetspec.attention import RowBatch, Segment
 from jetspec.models.recurrent import BatchStates, row_convolution, row_gated_delta_rule, row_mamba2
+from jetspec.recurrent.plan import RowPlan
 from jetspec.recurrent.states import EMPTY_STATE, RecurrentStates, StateShape, StateWrite
 from tests.helpers.forest import depths, paths, random_parents
 
@@ -36,7 +37,7 @@ def trees(sizes: list[int], contexts: list[int], seed: int = 0) -> RowBatch:
 BATCHES = {
     "one tree": ([24], [5]),
     "no context": ([7, 16], [0, 0]),
-    "ragged": ([1, 40, -3, 9, -150, -64], [3, 0, 8, 1, 4, 0]),
+    "ragged": ([1, 80, -3, 9, -150, -64], [3, 0, 8, 1, 4, 0]),
 }
 BATCH = pytest.mark.parametrize("batch", [trees(*BATCHES[name]) for name in BATCHES], ids=[*BATCHES])
 
@@ -195,3 +196,12 @@ def test_rows_that_are_not_finite_spoil_their_descendants_only(finite: bool) -> 
     assert len(below) > 1
     assert torch.allclose(found[kept], clean[kept], atol=1e-5)
     assert not found[list(below)].isfinite().all(-1).any()
+
+
+def test_a_plan_serves_convolutions_of_several_widths() -> None:
+    batch = trees([7, -5], [3, 0])
+    segments = [(segment.start, segment.stop) for segment in batch.segments]
+    shared = RowPlan(batch.parents, segments, batch.device)
+    for width in (2, 4, 2):
+        own = RowPlan(batch.parents, segments, batch.device)
+        assert torch.equal(shared.taps(width), own.taps(width))
