@@ -97,19 +97,17 @@ class BatchStates:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def scan(self, rows: Rows) -> Tensor:
         """As in `RowStates`."""
-        index, committed = self._take()
+        index, states = self._take()  # a copy, which goes along with the pieces
         outputs = torch.empty_like(rows.values)
         updates = Updates(rows.keys, torch.empty_like(rows.values), rows.log_decay)
-        states = committed
         for step in self._plan.steps:
-            before, states = states, states.clone() if any(group.has_next for group in step) else states
             for group in step:
-                found, written = self._scan(_group_rows(rows, group), group.visible, before[group.segments])
+                before = states[group.segments]
+                found, written = self._scan(_group_rows(rows, group), group.visible, before)
                 outputs[group.rows[group.is_real]] = found[group.is_real]
                 updates.values[group.rows[group.is_real]] = written[group.is_real]
                 if group.has_next:
-                    after = state_after(updates, before[group.segments], group.rows, group.is_real)
-                    states[group.segments] = after
+                    states[group.segments] = state_after(updates, before, group.rows, group.is_real)
         self._states.rows[index] = updates
         return outputs
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 with the weights of its linear layers in int8, as transformers and torchao save it."""
-    quantization = pytest.importorskip("torchao.quantization", reason="torchao is for Linux and macOS")
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed: pip install torchao")
     plain, folder = (tmp_path_factory.mktemp(name) for name in ("plain", "int8"))
     tiny_qwen3(vocab_size=TEXT_VOCAB_SIZE).save_pretrained(plain)
     config: Any = TorchAoConfig(quantization.Int8WeightOnlyConfig())

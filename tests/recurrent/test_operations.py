@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from jetspec.attention import RowBatch, Segment
+from jetspec.errors import JetSpecError
 from jetspec.models.recurrent import BatchStates, row_convolution, row_gated_delta_rule, row_mamba2
+from jetspec.recurrent.linear import decay_between
 from jetspec.recurrent.plan import RowPlan
 from jetspec.recurrent.states import EMPTY_STATE, RecurrentStates, StateShape, StateWrite
 from tests.helpers.forest import depths, paths, random_parents
@@ -205,3 +208,24 @@ def test_a_plan_serves_convolutions_of_several_widths() -> None:
     for width in (2, 4, 2):
         own = RowPlan(batch.parents, segments, batch.device)
         assert torch.equal(shared.taps(width), own.taps(width))
+
+
+def test_a_decay_behind_a_great_one_keeps_its_digits() -> None:
+    log_decay = torch.tensor([-30000.0, -0.1, -0.2]).view(1, 3, 1)
+    _, between = decay_between(log_decay, torch.ones(1, 3, 3, dtype=torch.bool).tril())
+    assert_close(between[0, 0, 2, :2].log(), torch.tensor([-0.3, -0.2]))
+
+
+def test_a_sequence_with_committed_tokens_needs_its_state() -> None:
+    batch = trees([3, 2], [0, 4])
+    batch.segments[1] = replace(batch.segments[1], state=EMPTY_STATE)
+    with pytest.raises(JetSpecError, match=r"segments\[1\] has 4 committed tokens and no recurrent state"):
+        BatchStates(batch, new_states(batch, (HEADS, DK, DV), seed=2), finite=True)
+
+
+def test_a_commit_lets_go_of_the_rows() -> None:
+    batch = trees([2], [4])
+    states = new_states(batch, (WIDTH - 1, CHANNELS), seed=2)
+    states.rows[0] = torch.zeros(2, CHANNELS)
+    states.commit([StateWrite(1, [0], 1)])
+    assert states.rows == [None]
